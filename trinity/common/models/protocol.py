@@ -1,0 +1,117 @@
+"""What generates tokens, seen from outside: `InferenceEngine` and the records it exchanges."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled. The engine's whole knowledge of a request but its tokens.
+
+    Args:
+        n: Samples of the same prompt; the prompt is computed once for all of them.
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_p: Keep the smallest set of tokens with at least this probability; 1 keeps all.
+        top_k: Keep the k most likely tokens; -1 keeps all.
+        max_tokens: New tokens at most; None: up to the engine's ``max_model_len``.
+        min_tokens: No end of sequence and no stop before this many new tokens.
+        stop: Texts that end a sample; the stop text stays out of the response text, its tokens
+            stay in (what was sampled is what is trained on).
+        stop_token_ids: Token ids that end a sample, besides the model's own.
+        seed: Sample i draws from a stream of (seed, i) alone, whatever else is in the batch.
+            None: the engine picks one from its own seed.
+        repetition_penalty: 1 is off; otherwise logprobs are those after the penalty.
+        ignore_eos: Go on past the end-of-sequence token.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+
+
+@dataclass
+class Completion:
+    """One sample: the new tokens only.
+
+    ``logprobs`` are those of the distribution that was sampled from, temperature applied and
+    before any top-p or top-k cut. ``versions`` tells the weight version behind each token.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    versions: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class WeightTicket:
+    """A set of weights that is out: enough for an engine to fetch it and to prove it did.
+
+    Args:
+        version: Trainer step of the weights.
+        method: Channel that carries them: "memory", "checkpoint" or "nccl".
+        digest: `trinity.utils.digest.weights_digest` of what was sent; "" if the receiver
+            can't compute it in its own layout.
+        payload: The channel's own: a path, references into the object store, a rendezvous.
+        adapter: Name of the adapter these weights are for; None for the whole model.
+    """
+
+    version: int
+    method: str
+    digest: str
+    payload: object
+    adapter: str | None = None
+
+
+class InferenceEngine(Protocol):
+    """Samples tokens from a model. Takes token ids, gives token ids; knows no text templates.
+
+    Lifecycle: ``prepare`` -> any number of concurrent calls -> ``close``.
+    """
+
+    async def prepare(self) -> None:
+        """Load the model and be ready to sample."""
+        ...
+
+    async def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None
+    ) -> list[Completion]:
+        """``params.n`` samples of one prompt, in order of their index."""
+        ...
+
+    async def logprobs(
+        self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
+    ) -> list[float]:
+        """Log-probability of each token given those before it: ``len(token_ids) - 1`` values."""
+        ...
+
+    async def load_weights(self, ticket: WeightTicket) -> str:
+        """Replace the weights by those of ``ticket``; the digest of what the engine now runs."""
+        ...
+
+    async def pause(self) -> None:
+        """Finish no further step until `resume`; requests wait."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def version(self) -> int:
+        """Version of the weights that sample now."""
+        ...
+
+    async def health(self) -> dict[str, float]:
+        """Figures for the log: running and waiting requests, tokens so far, peak memory in MB."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""How new weights reach the explorer: the version board and the channels."""

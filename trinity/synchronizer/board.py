@@ -1,0 +1,68 @@
+"""Which weights are out, and who waits for the next ones. No Ray, no tensors."""
+
+import asyncio
+import time
+
+from trinity.common.models.protocol import WeightTicket
+
+
+class VersionBoard:
+    """The newest published weights, as a ticket.
+
+    One trainer publishes; any number of explorers wait. Versions only grow.
+    """
+
+    def __init__(self, version: int = 0) -> None:
+        self._version = version
+        self._ticket: WeightTicket | None = None
+        self._closed: str | None = None
+        self._wanted = False
+        self._changed = asyncio.Condition()
+        self._published_at = time.monotonic()
+
+    async def publish(self, ticket: WeightTicket) -> None:
+        """Make ``ticket`` the newest weights. A version not above the newest is a `ValueError`."""
+        async with self._changed:
+            if ticket.version <= self._version:
+                raise ValueError(
+                    f"Version {ticket.version} is not above {self._version}, which is out."
+                )
+            self._version, self._ticket = ticket.version, ticket
+            self._wanted = False
+            self._published_at = time.monotonic()
+            self._changed.notify_all()
+
+    async def close(self, reason: str) -> None:
+        """No more weights will come; who waits gets None."""
+        async with self._changed:
+            self._closed = self._closed or reason
+            self._changed.notify_all()
+
+    async def wait_newer(self, than: int, timeout_s: float) -> WeightTicket | None:
+        """The newest ticket once its version is above ``than``; None if the trainer has ended.
+
+        Raises:
+            TimeoutError: Nothing newer within ``timeout_s``; says what is out and since when.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._version > than or self._closed)
+        except TimeoutError:
+            age = time.monotonic() - self._published_at
+            raise TimeoutError(
+                f"Waited {timeout_s:.0f} s for weights newer than version {than} from the trainer;"
+                f" the newest is version {self._version}, published {age:.0f} s ago."
+            ) from None
+        return self._ticket if self._version > than else None
+
+    async def request(self) -> None:
+        """Ask the trainer for new weights (style ``dynamic_by_explorer``)."""
+        self._wanted = True
+
+    async def is_requested(self) -> bool:
+        """Whether an explorer asked since the last publication."""
+        return self._wanted
+
+    async def newest(self) -> tuple[int, WeightTicket | None]:
+        """Newest version and its ticket (None: the weights every part started from)."""
+        return self._version, self._ticket

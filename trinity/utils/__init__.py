@@ -1,0 +1,1 @@
+"""Helpers that know nothing of trinity: registry, actors, logs, metrics, monitors."""

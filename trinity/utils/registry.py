@@ -1,0 +1,79 @@
+"""Names in a YAML file -> Python objects. The one registry class of the project."""
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class UnknownNameError(LookupError):
+    """A name in the config matches nothing registered."""
+
+
+class Registry(Generic[T]):
+    """Objects of one kind, by name.
+
+    Built-ins are dotted paths, imported on first use, so that reading a config never imports
+    an engine. Plugins use the decorator; a config may also name any object by its path.
+
+    Args:
+        kind: What an entry is, in the singular, for error messages: "policy loss".
+        builtins: Name -> "package.module.Object" of what ships with trinity.
+    """
+
+    def __init__(self, kind: str, builtins: Mapping[str, str] | None = None) -> None:
+        self.kind = kind
+        self._builtins = dict(builtins or {})
+        self._loaded: dict[str, T] = {}
+
+    def register_module(self, name: str) -> Callable[[T], T]:
+        """Decorator: make the object below known as ``name``. A taken name is a `ValueError`.
+
+        A name among the built-ins may be registered by the very object it points to.
+        """
+
+        def register(entry: T) -> T:
+            path = f"{getattr(entry, '__module__', '')}.{getattr(entry, '__qualname__', '')}"
+            if name in self.names() and self._builtins.get(name) != path:
+                raise ValueError(f"The {self.kind} name {name!r} is taken; pick another.")
+            self._loaded[name] = entry
+            return entry
+
+        return register
+
+    def get(self, name: str) -> T:
+        """The object called ``name``, or found at the dotted path ``name``.
+
+        Raises:
+            UnknownNameError: Nothing has that name; the message names the nearest one.
+            ImportError: The module of a dotted path or of a built-in cannot be imported.
+        """
+        if name not in self._loaded:
+            module_name, _, attribute = self._builtins.get(name, name).rpartition(".")
+            if not module_name:
+                raise UnknownNameError(self._unknown(name))
+            module = import_module(module_name)
+            if not hasattr(module, attribute):
+                raise UnknownNameError(
+                    f"{module_name} has no {attribute!r} ({self.kind} {name!r})."
+                )
+            self._loaded[name] = cast(T, getattr(module, attribute))
+        return self._loaded[name]
+
+    def names(self) -> list[str]:
+        """All names, built-in and registered, sorted."""
+        return sorted({*self._builtins, *self._loaded})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._loaded or name in self._builtins
+
+    def _unknown(self, name: str) -> str:
+        close = get_close_matches(name, self.names(), n=1)
+        return (
+            f"No {self.kind} is called {name!r}."
+            + (f" Did you mean {close[0]!r}?" if close else "")
+            + f" Known: {', '.join(self.names())}. For one of your own, pass its folder with"
+            f" --plugin-dir, or name it by path, e.g. 'my_package.my_module.{name}'."
+        )
