@@ -1,0 +1,75 @@
+"""Loggers of the parts of a run: one file each in ``$TRINITY_LOG_DIR``, warnings on the screen too."""
+
+import logging
+import os
+import socket
+import sys
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+LOG_DIR_ENV = "TRINITY_LOG_DIR"
+LOG_LEVEL_ENV = "TRINITY_LOG_LEVEL"
+LOG_NODE_IP_ENV = "TRINITY_LOG_NODE_IP"
+
+_FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
+_TIME_FORMAT = "%m-%d %H:%M:%S"
+_MAX_BYTES = 64 * 2**20
+_ROOT = "trinity.part"
+
+
+class _PrefixedLines(logging.Formatter):
+    """Gives every line of a record its prefix, so that a filter by line keeps tracebacks whole."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = super().format(record).splitlines() or [""]
+        prefix = (
+            lines[0][: len(lines[0]) - len(record.getMessage().splitlines()[0])]
+            if record.getMessage()
+            else ""
+        )
+        return "\n".join([lines[0], *(prefix + line for line in lines[1:])])
+
+
+def get_logger(name: str = "trinity", level: str | None = None) -> logging.Logger:
+    """The logger of the part ``name``: writes ``<name>.log``, and warnings to the terminal.
+
+    Without TRINITY_LOG_DIR (a part used outside a run) all goes to the terminal. A second call
+    for the same name gives the same logger, moved to the folder that is set by then.
+    """
+    logger = logging.getLogger(f"{_ROOT}.{name}")
+    logger.setLevel((level or os.environ.get(LOG_LEVEL_ENV) or "INFO").upper())
+    logger.propagate = False
+    path = _log_path(name)
+    if getattr(logger, "trinity_path", "unset") != path:
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        for handler in _handlers(path):
+            handler.setFormatter(_PrefixedLines(_FORMAT, _TIME_FORMAT))
+            logger.addHandler(handler)
+        logger.trinity_path = path  # type: ignore[attr-defined]  # our own mark
+    return logger
+
+
+def _log_path(name: str) -> Path | None:
+    folder = os.environ.get(LOG_DIR_ENV)
+    if not folder:
+        return None
+    node = _node_ip() if os.environ.get(LOG_NODE_IP_ENV) else ""
+    return Path(folder) / node / f"{name}.log"
+
+
+def _handlers(path: Path | None) -> list[logging.Handler]:
+    terminal = logging.StreamHandler(sys.stderr)
+    if path is None:
+        return [terminal]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    terminal.setLevel(logging.WARNING)
+    return [RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=3), terminal]
+
+
+def _node_ip() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"

@@ -1,0 +1,240 @@
+"""Where metrics go: tensorboard, wandb, mlflow or swanlab, behind one face."""
+
+import importlib
+import importlib.util
+import inspect
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+from trinity.utils.registry import Registry
+
+MONITOR: "Registry[type[Monitor]]" = Registry(
+    "monitor",
+    {
+        "tensorboard": "trinity.utils.monitor.TensorboardMonitor",
+        "wandb": "trinity.utils.monitor.WandbMonitor",
+        "mlflow": "trinity.utils.monitor.MlflowMonitor",
+        "swanlab": "trinity.utils.monitor.SwanlabMonitor",
+    },
+)
+
+
+class Monitor(ABC):
+    """Receives the metrics of one role (explorer, trainer) of a run.
+
+    Args:
+        project, group, name: Of the run.
+        role: "explorer", "trainer" or "benchmark"; the run is shown as ``<name>_<role>``.
+        folder: Where files of the monitor may lie (``<job>/monitor``).
+        args: ``monitor.monitor_args``.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        group: str,
+        name: str,
+        role: str,
+        folder: str | os.PathLike[str],
+        args: Mapping[str, object] | None = None,
+    ) -> None:
+        self.project, self.group, self.name, self.role = project, group, name, role
+        self.folder = Path(folder)
+        self.args = {**self.default_args(), **(args or {})}
+
+    @classmethod
+    def default_args(cls) -> dict[str, object]:
+        """What ``monitor_args`` may hold, with its defaults."""
+        return {}
+
+    @classmethod
+    def problem(cls, args: Mapping[str, object] | None = None) -> str | None:
+        """Why this monitor can't work here and what to do, or None. Asked before the run starts."""
+        return None
+
+    @abstractmethod
+    def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:
+        """Record ``data`` at ``step``."""
+
+    @abstractmethod
+    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
+        """Record a table, one dict a row."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Flush and end."""
+
+
+def _missing(module: str, extra: str) -> str | None:
+    if importlib.util.find_spec(module) is not None:
+        return None
+    return (
+        f"monitor_type {extra!r} needs the package {module!r}: pip install 'trinity-rft[{extra}]'."
+    )
+
+
+class TensorboardMonitor(Monitor):
+    """Event files in ``<folder>/tensorboard/<role>``."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # same signature
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self.folder / "tensorboard" / self.role), flush_secs=10)
+
+    def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:
+        for name, value in data.items():
+            self._writer.add_scalar(name, value, step)
+
+    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
+        if not rows:
+            return
+        head = list(rows[0])
+        lines = [" | ".join(head), " | ".join("---" for _ in head)]
+        lines += [" | ".join(_cell(row.get(key, "")) for key in head) for row in rows]
+        self._writer.add_text(table_name, "\n".join(f"| {line} |" for line in lines), step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", "<br>").replace("<script", "&lt;script")
+
+
+class WandbMonitor(Monitor):
+    """A Weights & Biases run."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # same signature
+        wandb = importlib.import_module("wandb")
+        for key, variable in (("base_url", "WANDB_BASE_URL"), ("api_key", "WANDB_API_KEY")):
+            if self.args[key]:
+                os.environ[variable] = str(self.args[key])
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=self.project,
+            group=self.group or self.name,
+            name=f"{self.name}_{self.role}",
+            dir=str(self.folder),
+            reinit="create_new",
+        )
+
+    @classmethod
+    def default_args(cls) -> dict[str, object]:
+        return {"base_url": None, "api_key": None}
+
+    @classmethod
+    def problem(cls, args: Mapping[str, object] | None = None) -> str | None:
+        missing = _missing("wandb", "wandb")
+        netrc = Path.home() / ".netrc"
+        has_key = (args or {}).get("api_key") or os.environ.get("WANDB_API_KEY") or netrc.exists()
+        if missing or has_key or os.environ.get("WANDB_MODE") in ("offline", "disabled"):
+            return missing
+        return (
+            "monitor_type is 'wandb', but no API key is set: export WANDB_API_KEY=<your key> before "
+            "the run, or set monitor.monitor_type to tensorboard or mlflow."
+        )
+
+    def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:
+        self._run.log(dict(data), step=step, commit=commit)
+
+    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
+        columns = list(rows[0]) if rows else []
+        table = self._wandb.Table(columns=columns, data=[[r.get(c) for c in columns] for r in rows])
+        self._run.log({table_name: table}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowMonitor(Monitor):
+    """A run on an MLflow server."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # same signature
+        mlflow = importlib.import_module("mlflow")
+        for key in ("username", "password"):
+            if self.args[key]:
+                os.environ[f"MLFLOW_TRACKING_{key.upper()}"] = str(self.args[key])
+        self._client = mlflow.MlflowClient(tracking_uri=str(self.args["uri"]))
+        experiment = self._client.get_experiment_by_name(self.project)
+        experiment_id = (
+            experiment.experiment_id if experiment else self._client.create_experiment(self.project)
+        )
+        run = self._client.create_run(experiment_id, run_name=f"{self.name}_{self.role}")
+        self._run_id = run.info.run_id
+
+    @classmethod
+    def default_args(cls) -> dict[str, object]:
+        return {"uri": "http://localhost:5000", "username": None, "password": None}
+
+    @classmethod
+    def problem(cls, args: Mapping[str, object] | None = None) -> str | None:
+        return _missing("mlflow", "mlflow")
+
+    def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:
+        for name, value in data.items():
+            self._client.log_metric(
+                self._run_id, name.replace("@", "_at_"), float(value), step=step
+            )
+
+    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
+        columns = list(rows[0]) if rows else []
+        data = {column: [row.get(column) for row in rows] for column in columns}
+        self._client.log_table(self._run_id, data, artifact_file=f"{table_name}/{step}.json")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+class SwanlabMonitor(Monitor):
+    """A SwanLab run."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # same signature
+        swanlab = importlib.import_module("swanlab")
+        options = {key: value for key, value in self.args.items() if value is not None}
+        api_key = options.pop("api_key", None) or os.environ.get("SWANLAB_API_KEY")
+        if api_key:
+            swanlab.login(api_key=api_key)
+        options.setdefault("experiment_name", f"{self.name}_{self.role}")
+        options.setdefault("logdir", str(self.folder / "swanlab"))
+        self._swanlab = swanlab
+        self._run = swanlab.init(project=self.project, **options)
+
+    @classmethod
+    def default_args(cls) -> dict[str, object]:
+        names = (
+            "api_key workspace experiment_name description tags logdir settings id resume reinit"
+        )
+        return {**dict.fromkeys(names.split()), "mode": "cloud"}
+
+    @classmethod
+    def problem(cls, args: Mapping[str, object] | None = None) -> str | None:
+        return _missing("swanlab", "swanlab")
+
+    def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:
+        self._run.log(dict(data), step=step)
+
+    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
+        columns = list(rows[0]) if rows else []
+        table = self._swanlab.echarts.Table()
+        table.add(columns, [[str(row.get(column)) for column in columns] for row in rows])
+        self._run.log({table_name: table}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def check_monitor_args(kind: str, args: Mapping[str, object] | None) -> str | None:
+    """What is wrong with ``monitor_type`` and ``monitor_args``, in one sentence, or None."""
+    monitor = MONITOR.get(kind)
+    assert inspect.isclass(monitor)
+    unknown = sorted(set(args or {}) - set(monitor.default_args()))
+    if unknown:
+        known = ", ".join(monitor.default_args()) or "nothing"
+        return f"monitor.monitor_args has {', '.join(unknown)}, but {kind} takes: {known}."
+    return monitor.problem(args)
