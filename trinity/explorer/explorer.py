@@ -1,0 +1,288 @@
+"""The rollout loop: tasks to workflows, experiences to the buffer, new weights to the engines."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trinity.common.experience import Experience
+from trinity.common.models.protocol import InferenceEngine, WeightTicket
+from trinity.common.workflows import Task
+from trinity.explorer.evaluation import summarize_eval
+from trinity.explorer.scheduler import BatchResult, Scheduler
+from trinity.synchronizer.board import VersionBoard
+from trinity.synchronizer.schedule import SyncSchedule, SyncStyle
+from trinity.utils.metrics import Metrics, prefix_metrics, summarize
+from trinity.utils.timer import timed
+
+Report = Callable[[str, int, Metrics], None]
+
+
+class TaskSource(Protocol):
+    """Where the training tasks come from (`trinity.buffer`)."""
+
+    async def next_batch(self) -> list[Task]:
+        """The tasks of the next step; StopAsyncIteration when there are none left."""
+        ...
+
+    def feedback(self, metrics: Mapping[str, object]) -> None:
+        """What the pipeline learned of the tasks, for selectors with a curriculum."""
+        ...
+
+    def state_dict(self) -> dict[str, object]: ...
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+class ExperienceSink(Protocol):
+    """Where experiences go (`trinity.buffer.pipelines`)."""
+
+    async def process(self, experiences: list[Experience]) -> dict[str, object]:
+        """Shape and write the experiences of one step; metrics."""
+        ...
+
+    async def flush(self) -> None:
+        """No more will be written until new weights are out: an incomplete batch may be read."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class EvalTaskset:
+    """A named set of tasks that is run for its score only."""
+
+    name: str
+    tasks: Sequence[Task]
+
+
+@dataclass(frozen=True)
+class ExplorerSettings:
+    """How the explorer goes about its steps.
+
+    Args:
+        total_steps: Steps to run; None: until the tasks run out.
+        eval_interval: Steps between two evaluations; 0 never evaluates.
+        eval_on_startup: Evaluate the starting weights before step 1 (not after a resume).
+        min_ratio, wait_after_min_s: Over-rollout: go on once this share of the tasks is done and
+            the others had this many more seconds.
+        sync_timeout_s: Seconds to wait for new weights.
+        detailed_stats: Evaluation also reports max, min and standard deviation.
+        metric_prefix: "eval", or "bench" for a benchmark.
+    """
+
+    total_steps: int | None = None
+    eval_interval: int = 100
+    eval_on_startup: bool = True
+    min_ratio: float = 1.0
+    wait_after_min_s: float = 30.0
+    sync_timeout_s: float = 3600.0
+    detailed_stats: bool = False
+    metric_prefix: str = "eval"
+
+
+@dataclass
+class Explorer:
+    """Rolls out tasks step by step. ``prepare`` -> ``run`` -> ``close``.
+
+    Collaborators are plain objects or stand-ins; nothing is started before `prepare`.
+    """
+
+    engines: Sequence[InferenceEngine]
+    scheduler: Scheduler
+    tasks: TaskSource
+    sink: ExperienceSink
+    board: VersionBoard
+    schedule: SyncSchedule
+    settings: ExplorerSettings
+    evals: Sequence[EvalTaskset] = ()
+    report: Report = lambda role, step, metrics: None
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("explorer"))
+    step: int = 0
+    version: int = 0
+    on_step_written: Callable[[], Awaitable[None]] | None = None
+    _eval_at: int = -1
+    _is_stopping: bool = False
+    _finished_state: dict[str, object] | None = None
+
+    async def prepare(self) -> None:
+        """Start engines and runners side by side."""
+        await asyncio.gather(
+            *(engine.prepare() for engine in self.engines), self.scheduler.prepare()
+        )
+        self.logger.info("Ready: %d engine(s).", len(self.engines))
+
+    async def run(self) -> None:
+        """All steps, in order; the experience writer is closed at the end."""
+        await self.take_newest_weights()
+        if self.step == 0 and self.settings.eval_on_startup:
+            await self.evaluate()
+        while not self._is_done():
+            try:
+                tasks = await self.tasks.next_batch()
+            except StopAsyncIteration:
+                self.logger.info("No tasks left after step %d.", self.step)
+                break
+            self.step += 1
+            metrics: Metrics = {}
+            with timed(metrics, "explorer/time/step"):
+                result = await self._roll_out(tasks, metrics)
+                await self._write(result, metrics)
+                if not await self._sync_if_due(metrics):
+                    break
+            self.report("explorer", self.step, metrics)
+            await self._evaluate_if_due()
+        await self._finish()
+
+    def stop(self) -> None:
+        """Start no further step."""
+        self._is_stopping = True
+
+    def _is_done(self) -> bool:
+        total = self.settings.total_steps
+        return self._is_stopping or (total is not None and self.step >= total)
+
+    async def _roll_out(self, tasks: list[Task], metrics: Metrics) -> BatchResult:
+        self.logger.info("Step %d: %d tasks, weights of version %d.", self.step, len(tasks), self.version)
+        with timed(metrics, "rollout/time/step"):
+            self.scheduler.submit(self.step, tasks)
+            result = await self.scheduler.collect(
+                self.step,
+                min_ratio=self.settings.min_ratio,
+                wait_after_min_s=self.settings.wait_after_min_s,
+            )
+        metrics |= self._rollout_metrics(result, metrics["rollout/time/step"])
+        return result
+
+    def _rollout_metrics(self, result: BatchResult, seconds: float) -> Metrics:
+        rows = [{"reward": e.reward, **e.metrics} for e in result.experiences]
+        tokens = sum(int(e.action_mask.sum()) for e in result.experiences if e.action_mask is not None)
+        metrics = summarize(rows, "rollout")
+        metrics |= prefix_metrics(result.metrics, "rollout")
+        return metrics | {
+            "rollout/model_version": float(self.version),
+            "rollout/finished_task_count": float(sum(s.ok for s in result.statuses)),
+            "rollout/failed_task_count": float(sum(not s.ok for s in result.statuses)),
+            "rollout/experience_count": float(len(result.experiences)),
+            "rollout/response_tokens": float(tokens),
+            "rollout/tokens_per_second": tokens / max(seconds, 1e-9),
+        }
+
+    async def _write(self, result: BatchResult, metrics: Metrics) -> None:
+        with timed(metrics, "experience_pipeline/time/total"):
+            found = await self.sink.process(result.experiences)
+        self.tasks.feedback(found)
+        metrics |= {k: float(v) for k, v in found.items() if isinstance(v, (int, float))}
+        self._finished_state = {"latest_iteration": self.step, "tasks": self.tasks.state_dict()}
+        if self.on_step_written is not None:
+            await self.on_step_written()
+
+    async def _sync_if_due(self, metrics: Metrics) -> bool:
+        """Take new weights if the schedule says so; False if the trainer has ended."""
+        if not self.schedule.is_explorer_due(self.step):
+            return True
+        with timed(metrics, "explorer/time/wait_explore_step"):
+            ticket, is_open = await self._due_ticket()
+        if ticket is not None:
+            with timed(metrics, "explorer/time/sync_weight"):
+                await self._load(ticket)
+        return is_open
+
+    async def _due_ticket(self) -> tuple[WeightTicket | None, bool]:
+        due = self.schedule.version_due(self.step)
+        if self.schedule.style is SyncStyle.EXPLORER_DRIVEN:
+            await self.board.request()
+            due = self.version + 1
+        if due is None:
+            version, ticket = await self.board.newest()
+            return (ticket if version > self.version else None), True
+        if due <= self.version:
+            return None, True
+        await self.sink.flush()
+        ticket = await self.board.wait_newer(due - 1, self.settings.sync_timeout_s)
+        return ticket, ticket is not None
+
+    async def take_newest_weights(self) -> None:
+        """Bring the engines to the newest published weights, at the start and after a restart."""
+        version, ticket = await self.board.newest()
+        if ticket is not None and version > self.version:
+            await self._load(ticket)
+        self.version = max(self.version, version)
+
+    async def _load(self, ticket: WeightTicket) -> None:
+        """Give every engine the weights and compare what it then runs with what was sent.
+
+        Raises:
+            RuntimeError: An engine runs something else than the trainer sent.
+        """
+        start = time.perf_counter()
+        digests = await asyncio.gather(*(e.load_weights(ticket) for e in self.engines))
+        for index, digest in enumerate(digests):
+            if ticket.digest and digest != ticket.digest:
+                raise RuntimeError(
+                    f"Engine {index} runs weights with digest {digest} after the sync of version "
+                    f"{ticket.version}, but the trainer sent {ticket.digest}: the sync failed."
+                )
+        self.version = ticket.version
+        seconds = time.perf_counter() - start
+        self.logger.info("Weights of version %d loaded in %.3f s.", ticket.version, seconds)
+
+    async def _evaluate_if_due(self) -> None:
+        every = self.settings.eval_interval
+        if every and self.step % every == 0:
+            await self.evaluate()
+
+    async def evaluate(self) -> Metrics:
+        """Run every evaluation set once with the weights in place; report and return its scores."""
+        metrics: Metrics = {}
+        if not self.evals or self._eval_at == self.step:
+            return metrics
+        self._eval_at = self.step
+        prefix = self.settings.metric_prefix
+        with timed(metrics, f"time/{prefix}"):
+            for taskset in self.evals:
+                batch_id = f"{self.step}/{taskset.name}"
+                self.scheduler.submit(batch_id, list(taskset.tasks))
+                result = await self.scheduler.collect(batch_id)
+                scores = summarize_eval(result.statuses, detailed=self.settings.detailed_stats)
+                metrics |= prefix_metrics(scores, f"{prefix}/{taskset.name}")
+        self.report(prefix, self.step, metrics)
+        self.logger.info("Evaluation at step %d: %s", self.step, metrics)
+        return metrics
+
+    async def _finish(self) -> None:
+        """Close the writer, take the trainer's last weights and evaluate them."""
+        await self.sink.close()
+        await self._take_last_weights()
+        if self.settings.eval_interval and not self._is_stopping:
+            await self.evaluate()
+
+    async def _take_last_weights(self) -> None:
+        ticket: WeightTicket | None = None
+        while not self._is_stopping:
+            newer = await self.board.wait_newer(self.version if ticket is None else ticket.version, self.settings.sync_timeout_s)
+            if newer is None:
+                break
+            ticket = newer
+        if ticket is not None:
+            await self._load(ticket)
+
+    def state_dict(self) -> dict[str, object]:
+        """Where a resumed explorer goes on: after the last step whose experiences are written."""
+        return self._finished_state or {
+            "latest_iteration": self.step,
+            "tasks": self.tasks.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on after the step of ``state``."""
+        self.step = int(state["latest_iteration"])  # type: ignore[call-overload]  # from state_dict
+        self.tasks.load_state_dict(state["tasks"])  # type: ignore[arg-type]  # from state_dict
+        self._finished_state = state
+
+    async def close(self) -> None:
+        """End runners and engines."""
+        await self.scheduler.close()
+        await asyncio.gather(*(e.close() for e in self.engines), return_exceptions=True)

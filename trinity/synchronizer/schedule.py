@@ -1,0 +1,61 @@
+"""When explorer and trainer exchange weights: the sync styles as plain arithmetic on steps."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class SyncStyle(StrEnum):
+    """Who decides when new weights are taken."""
+
+    FIXED = "fixed"
+    EXPLORER_DRIVEN = "explorer_driven"
+    TRAINER_DRIVEN = "trainer_driven"
+    FULLY_ASYNC = "fully_async"
+
+
+@dataclass(frozen=True)
+class SyncSchedule:
+    """The rhythm of weight synchronisation.
+
+    Args:
+        style: ``fixed``: both sides every ``interval`` steps, the explorer waits for the version it
+            is due. ``explorer_driven``: the explorer asks every ``interval`` of its steps and
+            waits; the trainer answers after its current step. ``trainer_driven``: the trainer
+            publishes every ``trainer_interval`` of its steps, the explorer takes the newest at its
+            own rhythm without waiting. ``fully_async``: as that, and the explorer looks before
+            every step.
+        interval: Explorer steps between two syncs.
+        trainer_interval: Trainer steps between two publications.
+        offset: Explorer steps that may run ahead of the trainer.
+    """
+
+    style: SyncStyle = SyncStyle.FIXED
+    interval: int = 1
+    trainer_interval: int = 1
+    offset: int = 0
+
+    def is_explorer_due(self, step: int) -> bool:
+        """Whether the explorer takes new weights after its step ``step`` (counted from 1)."""
+        if self.style is SyncStyle.FULLY_ASYNC:
+            return True
+        return step > self.offset and (step - self.offset) % self.interval == 0
+
+    def version_due(self, step: int) -> int | None:
+        """The version the explorer must have to go on after ``step``; None: it doesn't wait."""
+        if self.style is SyncStyle.FIXED:
+            return max(0, (step - self.offset) // self.interval * self.interval)
+        return None
+
+    def is_trainer_due(self, step: int, is_requested: bool) -> bool:
+        """Whether the trainer publishes after its step ``step``."""
+        if self.style is SyncStyle.EXPLORER_DRIVEN:
+            return is_requested
+        every = self.interval if self.style is SyncStyle.FIXED else self.trainer_interval
+        return step % every == 0
+
+    @property
+    def max_off_policy(self) -> int | None:
+        """Most versions an experience can be behind the weights it trains; None: unbounded."""
+        if self.style is SyncStyle.FIXED:
+            return self.interval - 1 + self.offset
+        return None

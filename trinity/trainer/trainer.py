@@ -1,0 +1,216 @@
+"""The update loop: experiences from the buffer, gradient steps, new weights out, checkpoints."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from trinity.common.experience import Experience
+from trinity.synchronizer.board import VersionBoard
+from trinity.synchronizer.schedule import SyncSchedule, SyncStyle
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.engine import TrainEngine
+from trinity.trainer.preparation import Preparation
+from trinity.trainer.update import Updater
+from trinity.utils.metrics import Metrics
+from trinity.utils.timer import timed
+
+Report = Callable[[str, int, Metrics], None]
+
+
+class ExperienceSource(Protocol):
+    """What the trainer reads from: a sample strategy (`trinity.algorithm.sample_strategy`)."""
+
+    async def sample(self, step: int) -> tuple[list[Experience], Metrics, list[dict[str, object]]]:
+        """Experiences of one step, metrics, rows worth showing; StopAsyncIteration at the end."""
+        ...
+
+    def state_dict(self) -> dict[str, object]: ...
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+class Checkpoints(Protocol):
+    """Where checkpoints go and what belongs to one besides the engine's state."""
+
+    def folder(self, step: int) -> Path:
+        """``<job>/global_step_<step>``."""
+        ...
+
+    async def complete(self, step: int) -> None:
+        """Called once the engine's part lies on disk: write the rest, point to it, drop old ones."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How long and how often.
+
+    Args:
+        total_steps: Steps to train; None: until the experiences end.
+        save_interval: Steps between two checkpoints; 0: only at the end.
+        save_hf: When weights are also saved in Hugging Face format.
+        on_save_error: Whether a failed save ends the run; at the end of the run it always does.
+        enable_preview: Log sampled rows as a table at each publication.
+        publishes_weights: Whether an explorer takes the weights (any mode but pure training).
+    """
+
+    total_steps: int | None = None
+    save_interval: int = 0
+    save_hf: Literal["last", "always", "never"] = "last"
+    on_save_error: Literal["continue", "stop"] = "stop"
+    enable_preview: bool = False
+    publishes_weights: bool = True
+
+
+@dataclass
+class Trainer:
+    """Trains step by step. ``prepare`` -> ``run`` -> ``close``. Plain collaborators or stand-ins."""
+
+    engine: TrainEngine
+    source: ExperienceSource
+    preparation: Preparation
+    updater: Updater
+    board: VersionBoard
+    schedule: SyncSchedule
+    checkpoints: Checkpoints
+    settings: TrainerSettings
+    report: Report = lambda role, step, metrics: None
+    report_rows: Callable[[str, list[dict[str, object]], int], None] = lambda name, rows, step: None
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("trainer"))
+    step: int = 0
+    on_stop: Callable[[], Awaitable[None]] | None = None
+    _published: int = 0
+    _saved: int = 0
+    _is_stopping: bool = False
+    _step_ended_at: float = field(default_factory=time.perf_counter)
+
+    async def prepare(self, resume_from: Path | None = None) -> None:
+        """Start the engine; with ``resume_from``, go on from that checkpoint folder."""
+        await self.engine.prepare()
+        if resume_from is not None:
+            await self.engine.load(resume_from)
+            self._published = self._saved = self.step
+            self.logger.info("Resumed at step %d from %s.", self.step, resume_from)
+        self._step_ended_at = time.perf_counter()
+
+    async def run(self) -> None:
+        """All steps, in order; then the last weights are published and saved."""
+        while not self._is_done():
+            metrics: Metrics = {}
+            try:
+                experiences = await self._read(metrics)
+            except StopAsyncIteration:
+                self.logger.info("No experiences left after step %d.", self.step)
+                break
+            self.step += 1
+            await self._train(experiences, metrics)
+            await self._publish_if_due(metrics)
+            await self._save_if_due(metrics)
+            self._report(metrics)
+        await self._finish()
+
+    def stop(self) -> None:
+        """Start no further step."""
+        self._is_stopping = True
+
+    def _is_done(self) -> bool:
+        total = self.settings.total_steps
+        return self._is_stopping or (total is not None and self.step >= total)
+
+    async def _read(self, metrics: Metrics) -> list[Experience]:
+        with timed(metrics, "time/read_experience"):
+            experiences, found, rows = await self.source.sample(self.step + 1)
+        metrics |= found
+        if self.settings.enable_preview and rows:
+            self.report_rows("rollout_examples", rows, self.step + 1)
+        return experiences
+
+    async def _train(self, experiences: list[Experience], metrics: Metrics) -> None:
+        """One training step; a batch without a trained token changes nothing and says so."""
+        with timed(metrics, "time/train_step"):
+            batch = TrainBatch.from_experiences(experiences)
+            if batch.num_trained_tokens == 0:
+                metrics["actor/skipped_steps"] = 1.0
+                self.logger.warning("Step %d has no token to train on; skipped.", self.step)
+                return
+            batch = await self.preparation.complete(batch, metrics)
+            await self.updater.update(batch, self.step, metrics)
+        metrics |= batch.summary()
+        self._count_drift(experiences, metrics)
+
+    def _count_drift(self, experiences: list[Experience], metrics: Metrics) -> None:
+        versions = [int(v) for e in experiences if (v := e.info.get("model_version")) is not None]  # type: ignore[call-overload]  # info is free-form
+        if versions:
+            now = self.step - 1
+            drift = [now - version for version in versions]
+            for name, values in (("model_version", versions), ("model_version_drift", drift)):
+                metrics[f"sample/{name}/mean"] = sum(values) / len(values)
+                metrics[f"sample/{name}/max"] = float(max(values))
+                metrics[f"sample/{name}/min"] = float(min(values))
+
+    async def _publish_if_due(self, metrics: Metrics) -> None:
+        if not self.settings.publishes_weights:
+            return
+        is_asked = self.schedule.style is SyncStyle.EXPLORER_DRIVEN and await self.board.is_requested()
+        if self.schedule.is_trainer_due(self.step, is_asked):
+            await self._publish(metrics)
+
+    async def _publish(self, metrics: Metrics) -> None:
+        with timed(metrics, "time/sync_weight"):
+            ticket = await self.engine.send_weights(self.step)
+            await self.board.publish(ticket)
+        self._published = self.step
+        self.logger.info("Weights of version %d are out.", self.step)
+
+    async def _save_if_due(self, metrics: Metrics) -> None:
+        every = self.settings.save_interval
+        if every and self.step % every == 0:
+            with timed(metrics, "time/save_checkpoint"):
+                await self._save(is_last=False)
+
+    async def _save(self, is_last: bool) -> None:
+        rule = self.settings.save_hf
+        with_hf = rule == "always" or (rule == "last" and is_last)
+        try:
+            await self.engine.save(self.checkpoints.folder(self.step), self.step, with_hf, is_last)
+            await self.checkpoints.complete(self.step)
+        except OSError as error:
+            self.logger.error("The checkpoint of step %d could not be saved: %s", self.step, error)
+            if is_last or self.settings.on_save_error == "stop":
+                raise
+            return
+        self._saved = self.step
+
+    def _report(self, metrics: Metrics) -> None:
+        now = time.perf_counter()
+        metrics["time/step"] = now - self._step_ended_at
+        self._step_ended_at = now
+        self.report("trainer", self.step, metrics)
+        self.logger.info("Step %d: %s", self.step, metrics)
+
+    async def _finish(self) -> None:
+        """Publish and save what was trained since the last time, and say that no more will come."""
+        metrics: Metrics = {}
+        try:
+            if self.settings.publishes_weights and self._published < self.step:
+                await self._publish(metrics)
+        finally:
+            await self.board.close(f"the trainer ended after step {self.step}")
+        if self.step > 0:
+            await self._save(is_last=True)
+
+    def state_dict(self) -> dict[str, object]:
+        """What ``trainer_meta.json`` keeps: the step and the position in the data."""
+        return {"latest_iteration": self.step, "sample_strategy_state": self.source.state_dict()}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on after the step of ``state``; call before `prepare`."""
+        self.step = int(state["latest_iteration"])  # type: ignore[call-overload]  # from state_dict
+        self.source.load_state_dict(state["sample_strategy_state"])  # type: ignore[arg-type]  # from state_dict
+
+    async def close(self) -> None:
+        """Wait for saves under way and end the engine."""
+        await self.engine.close()
