@@ -1,0 +1,80 @@
+"""The YAML file of a run: its sections, how it is read, checked and filled in. Loads no torch."""
+
+from trinity.common.config.algorithm import AlgorithmConfig, OptimizerConfig
+from trinity.common.config.base import ConfigModel
+from trinity.common.config.buffer import (
+    BufferConfig,
+    DataSelectorConfig,
+    ExperienceBufferConfig,
+    ExplorerInputConfig,
+    FormatConfig,
+    GenerationConfig,
+    ReplayBufferConfig,
+    TasksetConfig,
+    TrainerInputConfig,
+)
+from trinity.common.config.cluster import ClusterConfig
+from trinity.common.config.data_processor import (
+    DataProcessorConfig,
+    ExperiencePipelineConfig,
+    OperatorConfig,
+    TaskPipelineConfig,
+)
+from trinity.common.config.explorer import (
+    DynamicTimeoutConfig,
+    ExplorerConfig,
+    OverRolloutConfig,
+)
+from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.config.loader import load_config, read_config
+from trinity.common.config.log import LogConfig
+from trinity.common.config.model import (
+    ExternalModelConfig,
+    LoRAConfig,
+    ModelConfig,
+    TinkerConfig,
+)
+from trinity.common.config.monitor import MonitorConfig
+from trinity.common.config.root import Config, StageConfig
+from trinity.common.config.service import DataJuicerServiceConfig, ServiceConfig
+from trinity.common.config.synchronizer import SynchronizerConfig
+from trinity.common.config.trainer import MegatronConfig, TrainerConfig
+
+__all__ = [
+    "AlgorithmConfig",
+    "BufferConfig",
+    "ClusterConfig",
+    "Config",
+    "ConfigModel",
+    "DataJuicerServiceConfig",
+    "DataProcessorConfig",
+    "DataSelectorConfig",
+    "DynamicTimeoutConfig",
+    "ExperienceBufferConfig",
+    "ExperiencePipelineConfig",
+    "ExplorerConfig",
+    "ExplorerInputConfig",
+    "ExternalModelConfig",
+    "FormatConfig",
+    "GenerationConfig",
+    "InferenceModelConfig",
+    "LoRAConfig",
+    "LogConfig",
+    "MegatronConfig",
+    "ModelConfig",
+    "MonitorConfig",
+    "OperatorConfig",
+    "OptimizerConfig",
+    "OverRolloutConfig",
+    "ReplayBufferConfig",
+    "ServiceConfig",
+    "StageConfig",
+    "SynchronizerConfig",
+    "TaskPipelineConfig",
+    "TasksetConfig",
+    "TinkerConfig",
+    "TrainerConfig",
+    "TrainerInputConfig",
+    "load_config",
+    "read_config",
+]

@@ -1,0 +1,43 @@
+"""Base of every section: unknown keys are errors, `null` means "unset", numbers may be text."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import FieldInfo
+
+
+class ConfigModel(BaseModel):
+    """Base of every section. Field docstrings feed `docs/configuration.md`, schema and Studio."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_assignment=True,
+        coerce_numbers_to_str=True,
+        protected_namespaces=(),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_unset(cls, data: Any) -> Any:
+        """Drop keys that are null where null is no value of the field: they keep the default."""
+        if not isinstance(data, Mapping):
+            return data
+        fields = cls.model_fields
+        return {
+            key: value
+            for key, value in data.items()
+            if value is not None or key not in fields or accepts_none(fields[key])
+        }
+
+
+def accepts_none(field: FieldInfo) -> bool:
+    """Whether null is a value of this field, and not only a way to leave it out."""
+    annotation = field.annotation
+    if get_origin(annotation) in (Union, types.UnionType):
+        return type(None) in get_args(annotation)
+    return annotation is type(None) or annotation is Any

@@ -1,0 +1,181 @@
+"""pydantic's errors -> `Problem`s in words that help."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from trinity.common.config.old_names import REMOVED, is_computed
+from trinity.common.config.root import Config
+from trinity.common.errors import Problem
+
+_TYPE_WORDS = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping of keys to values",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
+    "tuple_type": "a list",
+}
+_EXAMPLES = {
+    "a whole number": "Write digits only, such as `8`.",
+    "a number": "Write a number, such as `0.1` or `1e-6`.",
+    "true or false": "Write `true` or `false`.",
+    "text": "Write text, in quotes if need be.",
+    "a list": "Write one item a line, each after `- `.",
+    "a mapping of keys to values": "Write keys below it, each as `key: value`.",
+    "a section with keys": "Write its keys below it, indented by two spaces.",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+
+
+def problems_of(error: ValidationError, data: Any) -> list[Problem]:
+    """One problem for each place that ``error`` complains about."""
+    by_place: dict[tuple[int | str, ...], Problem] = {}
+    for item in error.errors(include_url=False):
+        place = _place(item["loc"], data)
+        by_place.setdefault(place, _problem(place, item))
+    return list(by_place.values())
+
+
+def _place(location: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
+    """``location`` without pydantic's names of union members, which are no keys of the file."""
+    place: list[int | str] = []
+    node = data
+    for index, part in enumerate(location):
+        if has(node, part):
+            node = node[part]
+        elif index < len(location) - 1 or not _is_field(place, part):
+            continue
+        place.append(part)
+    return tuple(place)
+
+
+def has(node: Any, part: int | str) -> bool:
+    """Whether the plain tree ``node`` has ``part`` as key or index."""
+    if isinstance(node, list):
+        return isinstance(part, int) and part < len(node)
+    return isinstance(node, dict) and part in node
+
+
+def _is_field(place: Sequence[int | str], part: int | str) -> bool:
+    model = model_at(place)
+    return model is not None and part in model.model_fields
+
+
+def _problem(place: tuple[int | str, ...], item: Any) -> Problem:
+    key = ".".join(map(str, place))
+    kind, value, context = item["type"], item["input"], item.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_key(key)
+    if kind == "missing":
+        return Problem(key, "This key is required here.", f"Add `{place[-1]}: ...`.")
+    if kind in ("enum", "literal_error"):
+        return _not_a_choice(key, value, str(context.get("expected", "")))
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        bound = context[name]
+        fix = f"Set `{place[-1]}` to {words} {bound}."
+        return Problem(key, f"This must be {words} {bound}.", fix, value)
+    if kind == "string_too_short":
+        return Problem(key, "This must not be empty.", f"Give `{place[-1]}` a name.", value)
+    wanted = _TYPE_WORDS.get(kind)
+    if wanted is None:
+        return Problem(key, f"{item['msg']}.", "See docs/configuration.md.", value)
+    return Problem(key, f"This must be {wanted}.", _EXAMPLES[wanted], value)
+
+
+def _not_a_choice(key: str, value: object, expected: str) -> Problem:
+    choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
+    close = get_close_matches(str(value).lower(), choices, n=1)
+    known = ", ".join(choices)
+    fix = f"Did you mean `{close[0]}`? Known: {known}." if close else f"Use one of: {known}."
+    return Problem(key, "This is none of the known words.", fix, value)
+
+
+def unknown_key(key: str) -> Problem:
+    """What to say about a key that no section has."""
+    parent, _, last = key.rpartition(".")
+    plain = _without_stage(key)
+    if plain in REMOVED:
+        message, fix = REMOVED[plain]
+        return Problem(key, message, fix)
+    if is_computed(plain):
+        message = "This is worked out at start and cannot be set."
+        return Problem(key, message, f"Remove `{last}`.")
+    if plain in ("actor_rollout_ref", "critic", "reward_model", "data"):
+        message = f"`{plain}` is a section of veRL."
+        fix = "Move it below `trainer.trainer_config`, or run `trinity import-verl` on the file."
+        return Problem(key, message, fix)
+    model = model_at(key.split(".")[:-1])
+    known = list(model.model_fields) if model else []
+    section = f"`{parent}`" if parent else "the file"
+    message = f"There is no key `{last}` in {section}."
+    close = get_close_matches(last, known, n=1, cutoff=0.6)
+    if close:
+        return Problem(key, message, f"Did you mean `{close[0]}`?")
+    elsewhere = [path for path in all_keys() if path.rpartition(".")[2] == last]
+    if elsewhere:
+        return Problem(key, message, f"Move it: `{elsewhere[0]}`.")
+    return Problem(key, message, f"Remove it. Known there: {', '.join(known)}.")
+
+
+def _without_stage(key: str) -> str:
+    parts = key.split(".")
+    return ".".join(parts[2:]) if parts[0] == "stages" and len(parts) > 2 else key
+
+
+def model_at(place: Sequence[int | str]) -> type[BaseModel] | None:
+    """The section class at ``place``, list indices and names of mappings included."""
+    model: type[BaseModel] | None = Config
+    inner: Any = Config
+    for part in place:
+        if model is not None and str(part) in model.model_fields:
+            inner = model.model_fields[str(part)].annotation
+        elif get_origin(_plain(inner)) in (list, dict):
+            inner = get_args(_plain(inner))[-1]
+        else:
+            return None
+        plain = _plain(inner)
+        model = plain if isinstance(plain, type) and issubclass(plain, BaseModel) else None
+    return model
+
+
+def _plain(annotation: Any) -> Any:
+    """``annotation`` without its `| None`."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        options = [item for item in get_args(annotation) if item is not type(None)]
+        return options[0] if len(options) == 1 else annotation
+    return annotation
+
+
+def all_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key but stages; list items as ``*``, mapping items as ``<name>``."""
+    for name, field in model.model_fields.items():
+        if not prefix and name == "stages":
+            continue
+        yield f"{prefix}{name}"
+        inner, between = _plain(field.annotation), "."
+        if get_origin(inner) is list:
+            inner, between = _plain(get_args(inner)[0]), ".*."
+        elif get_origin(inner) is dict:
+            inner, between = _plain(get_args(inner)[1]), ".<name>."
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and not issubclass(inner, Enum):
+            yield from all_keys(inner, f"{prefix}{name}{between}")

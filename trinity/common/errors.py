@@ -1,0 +1,92 @@
+"""The errors trinity raises on purpose. Whoever embeds it catches `TrinityError`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class TrinityError(Exception):
+    """Something a user can act on; shown as its text, without a traceback.
+
+    ``exit_code`` is what the command line returns.
+    """
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a configuration file.
+
+    Args:
+        key: Dotted key, e.g. ``buffer.explorer_input.eval_tasksets.0.path``; empty for the file.
+        message: What is wrong, as a sentence.
+        fix: What to do, as a sentence.
+        value: What stands there, as the user wrote it; None where nothing does.
+        line: Line in the file, from 1; None for a key that is not in it.
+    """
+
+    key: str
+    message: str
+    fix: str = ""
+    value: object = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = f"line {self.line}: " if self.line else ""
+        shown = "" if self.value is None else f" = {_short(self.value)}"
+        parts = [f"{place}{self.key}{shown}" if self.key else place.rstrip(": ")]
+        parts += [f"  {text}" for text in (self.message, self.fix) if text]
+        return "\n".join(part for part in parts if part)
+
+
+class ConfigError(TrinityError, ValueError):
+    """A configuration that cannot run. ``problems`` are all that were found, not the first."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem], path: str = "") -> None:
+        self.problems = list(problems)
+        self.path = path
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        count = len(self.problems)
+        noun = "problem" if count == 1 else "problems"
+        where = f" in {self.path}" if self.path else " in the configuration"
+        return "\n".join([f"{count} {noun}{where}", *map(str, self.problems)])
+
+
+class MissingExtraError(TrinityError, ImportError):
+    """An optional package is asked for and not installed."""
+
+    exit_code = 2
+
+    def __init__(self, package: str, extra: str, wanted_by: str = "") -> None:
+        self.package, self.extra = package, extra
+        needs = f"{wanted_by} needs" if wanted_by else "This needs"
+        super().__init__(
+            f"{needs} the package {package!r}, which is not installed. "
+            f"Install it with: pip install 'trinity-rft[{extra}]'"
+        )
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        return type(self), (self.package, self.extra)
+
+
+class DeadlineError(TrinityError, TimeoutError):
+    """Someone was waited for too long. The text says who, in which phase, and since when."""
+
+    def __init__(self, waited_for: str, phase: str, seconds: float, hint: str = "") -> None:
+        self.waited_for, self.phase, self.seconds, self.hint = waited_for, phase, seconds, hint
+        text = f"Waited {seconds:.0f} s for {waited_for} during {phase}, in vain."
+        super().__init__(f"{text} {hint}".rstrip())
+
+    def __reduce__(self) -> tuple[type[DeadlineError], tuple[str, str, float, str]]:
+        return type(self), (self.waited_for, self.phase, self.seconds, self.hint)
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
