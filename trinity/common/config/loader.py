@@ -135,7 +135,8 @@ def _validate(data: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
 
 def _drop(data: Any, location: Sequence[int | str]) -> None:
     """Remove what stands at ``location``, or the nearest thing around it that exists."""
-    node, path = data, []
+    node: Any = data
+    path: list[tuple[Any, Any]] = []
     for part in location:
         if has(node, part):
             path.append((node, part))
