@@ -7,15 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm.advantage_fn import ADVANTAGE_FN
+from trinity.algorithm.algorithm_type import ALGORITHM_TYPE, AlgorithmType
 from trinity.algorithm.entropy_loss_fn import ENTROPY_LOSS_FN
 from trinity.algorithm.kl_fn import KL_FN
 from trinity.algorithm.policy_loss_fn import POLICY_LOSS_FN
 from trinity.algorithm.sample_strategy import SAMPLE_STRATEGY
-from trinity.utils.registry import Registry
 
 if TYPE_CHECKING:
     from trinity.algorithm.advantage_fn.base import AdvantageFn, GroupAdvantage
-    from trinity.algorithm.algorithm_type import AlgorithmType
     from trinity.algorithm.entropy_loss_fn.entropy import EntropyLossFn
     from trinity.algorithm.kl_fn.base import KLFn
     from trinity.algorithm.policy_loss_fn.base import PolicyLossFn
@@ -39,18 +38,8 @@ __all__ = [
 
 _HERE = "trinity.algorithm"
 
-ALGORITHM_TYPE: "Registry[type[AlgorithmType]]" = Registry(
-    "algorithm type",
-    {
-        "grpo": f"{_HERE}.algorithms.GRPO",
-        "ppo": f"{_HERE}.algorithms.PPO",
-        "sft": f"{_HERE}.algorithms.SFT",
-    },
-)
-
 _BASES = {
     "AdvantageFn": "advantage_fn.base",
-    "AlgorithmType": "algorithm_type",
     "EntropyLossFn": "entropy_loss_fn.entropy",
     "GroupAdvantage": "advantage_fn.base",
     "KLFn": "kl_fn.base",
