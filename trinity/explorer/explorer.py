@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from trinity.common.constants import SyncStyle
 from trinity.common.experience import Experience
 from trinity.common.models.protocol import InferenceEngine, WeightTicket
 from trinity.common.workflows import Task
 from trinity.explorer.evaluation import summarize_eval
 from trinity.explorer.scheduler import BatchResult, Scheduler
 from trinity.synchronizer.board import VersionBoard
-from trinity.synchronizer.schedule import SyncSchedule, SyncStyle
+from trinity.synchronizer.schedule import SyncSchedule
 from trinity.utils.metrics import Metrics, prefix_metrics, summarize
 from trinity.utils.timer import timed
 
@@ -145,7 +146,9 @@ class Explorer:
         return self._is_stopping or (total is not None and self.step >= total)
 
     async def _roll_out(self, tasks: list[Task], metrics: Metrics) -> BatchResult:
-        self.logger.info("Step %d: %d tasks, weights of version %d.", self.step, len(tasks), self.version)
+        self.logger.info(
+            "Step %d: %d tasks, weights of version %d.", self.step, len(tasks), self.version
+        )
         with timed(metrics, "rollout/time/step"):
             self.scheduler.submit(self.step, tasks)
             result = await self.scheduler.collect(
@@ -158,7 +161,9 @@ class Explorer:
 
     def _rollout_metrics(self, result: BatchResult, seconds: float) -> Metrics:
         rows = [{"reward": e.reward, **e.metrics} for e in result.experiences]
-        tokens = sum(int(e.action_mask.sum()) for e in result.experiences if e.action_mask is not None)
+        tokens = sum(
+            int(e.action_mask.sum()) for e in result.experiences if e.action_mask is not None
+        )
         metrics = summarize(rows, "rollout")
         metrics |= prefix_metrics(result.metrics, "rollout")
         return metrics | {
@@ -262,7 +267,9 @@ class Explorer:
     async def _take_last_weights(self) -> None:
         ticket: WeightTicket | None = None
         while not self._is_stopping:
-            newer = await self.board.wait_newer(self.version if ticket is None else ticket.version, self.settings.sync_timeout_s)
+            newer = await self.board.wait_newer(
+                self.version if ticket is None else ticket.version, self.settings.sync_timeout_s
+            )
             if newer is None:
                 break
             ticket = newer

@@ -1,16 +1,8 @@
 """When explorer and trainer exchange weights: the sync styles as plain arithmetic on steps."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class SyncStyle(StrEnum):
-    """Who decides when new weights are taken."""
-
-    FIXED = "fixed"
-    EXPLORER_DRIVEN = "explorer_driven"
-    TRAINER_DRIVEN = "trainer_driven"
-    FULLY_ASYNC = "fully_async"
+from trinity.common.constants import SyncStyle
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
 """The update loop: experiences from the buffer, gradient steps, new weights out, checkpoints."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from trinity.common.constants import SyncStyle
 from trinity.common.experience import Experience
 from trinity.synchronizer.board import VersionBoard
-from trinity.synchronizer.schedule import SyncSchedule, SyncStyle
+from trinity.synchronizer.channel import WeightChannel
+from trinity.synchronizer.schedule import SyncSchedule
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.preparation import Preparation
@@ -33,14 +36,18 @@ class ExperienceSource(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Where checkpoints go and what belongs to one besides the engine's state."""
+    """Where checkpoints go, and what belongs to one besides the engine's state."""
 
-    def folder(self, step: int) -> Path:
+    def folder(self, step: int) -> str:
         """``<job>/global_step_<step>``."""
         ...
 
-    async def complete(self, step: int) -> None:
-        """Called once the engine's part lies on disk: write the rest, point to it, drop old ones."""
+    def snapshot(self) -> dict[str, str | bytes]:
+        """Files, by name, with all that is not in the engine: steps, data position, unread rows."""
+        ...
+
+    def complete(self, step: int) -> None:
+        """The checkpoint of ``step`` is on disk: point to it, drop old ones."""
         ...
 
 
@@ -54,7 +61,6 @@ class TrainerSettings:
         save_hf: When weights are also saved in Hugging Face format.
         on_save_error: Whether a failed save ends the run; at the end of the run it always does.
         enable_preview: Log sampled rows as a table at each publication.
-        publishes_weights: Whether an explorer takes the weights (any mode but pure training).
     """
 
     total_steps: int | None = None
@@ -62,18 +68,18 @@ class TrainerSettings:
     save_hf: Literal["last", "always", "never"] = "last"
     on_save_error: Literal["continue", "stop"] = "stop"
     enable_preview: bool = False
-    publishes_weights: bool = True
 
 
 @dataclass
 class Trainer:
-    """Trains step by step. ``prepare`` -> ``run`` -> ``close``. Plain collaborators or stand-ins."""
+    """Trains step by step. ``prepare`` -> ``run`` -> ``close``; collaborators may be stand-ins."""
 
     engine: TrainEngine
     source: ExperienceSource
     preparation: Preparation
     updater: Updater
     board: VersionBoard
+    channel: WeightChannel | None
     schedule: SyncSchedule
     checkpoints: Checkpoints
     settings: TrainerSettings
@@ -81,9 +87,9 @@ class Trainer:
     report_rows: Callable[[str, list[dict[str, object]], int], None] = lambda name, rows, step: None
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("trainer"))
     step: int = 0
-    on_stop: Callable[[], Awaitable[None]] | None = None
     _published: int = 0
-    _saved: int = 0
+    _saving: asyncio.Task[None] | None = None
+    _is_ended: bool = False
     _is_stopping: bool = False
     _step_ended_at: float = field(default_factory=time.perf_counter)
 
@@ -91,8 +97,8 @@ class Trainer:
         """Start the engine; with ``resume_from``, go on from that checkpoint folder."""
         await self.engine.prepare()
         if resume_from is not None:
-            await self.engine.load(resume_from)
-            self._published = self._saved = self.step
+            await self.engine.load(str(resume_from))
+            self._published = self.step
             self.logger.info("Resumed at step %d from %s.", self.step, resume_from)
         self._step_ended_at = time.perf_counter()
 
@@ -131,8 +137,8 @@ class Trainer:
     async def _train(self, experiences: list[Experience], metrics: Metrics) -> None:
         """One training step; a batch without a trained token changes nothing and says so."""
         with timed(metrics, "time/train_step"):
-            batch = TrainBatch.from_experiences(experiences)
-            if batch.num_trained_tokens == 0:
+            batch = TrainBatch.from_experiences(experiences) if experiences else None
+            if batch is None or batch.num_trained_tokens == 0:
                 metrics["actor/skipped_steps"] = 1.0
                 self.logger.warning("Step %d has no token to train on; skipped.", self.step)
                 return
@@ -152,15 +158,19 @@ class Trainer:
                 metrics[f"sample/{name}/min"] = float(min(values))
 
     async def _publish_if_due(self, metrics: Metrics) -> None:
-        if not self.settings.publishes_weights:
+        if self.channel is None:
             return
-        is_asked = self.schedule.style is SyncStyle.EXPLORER_DRIVEN and await self.board.is_requested()
+        is_asked = (
+            self.schedule.style is SyncStyle.EXPLORER_DRIVEN and await self.board.is_requested()
+        )
         if self.schedule.is_trainer_due(self.step, is_asked):
-            await self._publish(metrics)
+            await self.publish(metrics)
 
-    async def _publish(self, metrics: Metrics) -> None:
+    async def publish(self, metrics: Metrics) -> None:
+        """Send the weights of this step to whoever samples with them."""
+        assert self.channel is not None
         with timed(metrics, "time/sync_weight"):
-            ticket = await self.engine.send_weights(self.step)
+            ticket = await self.engine.send_weights(self.step, self.channel)
             await self.board.publish(ticket)
         self._published = self.step
         self.logger.info("Weights of version %d are out.", self.step)
@@ -172,17 +182,35 @@ class Trainer:
                 await self._save(is_last=False)
 
     async def _save(self, is_last: bool) -> None:
+        """Save in the background; the last checkpoint is waited for.
+
+        At most one save is under way: a new one waits for the one before.
+        """
+        await self._saved_before()
         rule = self.settings.save_hf
         with_hf = rule == "always" or (rule == "last" and is_last)
-        try:
-            await self.engine.save(self.checkpoints.folder(self.step), self.step, with_hf, is_last)
-            await self.checkpoints.complete(self.step)
-        except OSError as error:
-            self.logger.error("The checkpoint of step %d could not be saved: %s", self.step, error)
-            if is_last or self.settings.on_save_error == "stop":
-                raise
+        folder, files = self.checkpoints.folder(self.step), self.checkpoints.snapshot()
+        await self.engine.save(folder, hf=with_hf, files=files)
+        self._saving = asyncio.create_task(self._complete(self.step))
+        if is_last:
+            await self._saved_before()
+
+    async def _complete(self, step: int) -> None:
+        await self.engine.wait_saved()
+        await asyncio.to_thread(self.checkpoints.complete, step)
+        self.logger.info("Checkpoint of step %d is complete.", step)
+
+    async def _saved_before(self) -> None:
+        """Wait for the save under way, if any; an error ends the run if the settings say so."""
+        saving, self._saving = self._saving, None
+        if saving is None:
             return
-        self._saved = self.step
+        try:
+            await saving
+        except OSError as error:
+            self.logger.error("A checkpoint could not be saved: %s", error)
+            if self.settings.on_save_error == "stop" or self._is_ended:
+                raise
 
     def _report(self, metrics: Metrics) -> None:
         now = time.perf_counter()
@@ -195,12 +223,12 @@ class Trainer:
         """Publish and save what was trained since the last time, and say that no more will come."""
         metrics: Metrics = {}
         try:
-            if self.settings.publishes_weights and self._published < self.step:
-                await self._publish(metrics)
+            if self.channel is not None and self._published < self.step:
+                await self.publish(metrics)
         finally:
             await self.board.close(f"the trainer ended after step {self.step}")
-        if self.step > 0:
-            await self._save(is_last=True)
+        self._is_ended = True
+        await self._save(is_last=True)
 
     def state_dict(self) -> dict[str, object]:
         """What ``trainer_meta.json`` keeps: the step and the position in the data."""
@@ -213,4 +241,6 @@ class Trainer:
 
     async def close(self) -> None:
         """Wait for saves under way and end the engine."""
+        if self._saving is not None:
+            self._saving.cancel()
         await self.engine.close()

@@ -1,7 +1,6 @@
 """Run a plain class as a named Ray actor, and call it as if it were local."""
 
 import contextlib
-import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TypeVar, cast
 
@@ -109,16 +108,8 @@ def fetch(reference: object, timeout_s: float | None = None) -> object:
         raise TimeoutError(f"No value from the object store within {timeout_s} s.") from error
 
 
-def is_initialized() -> bool:
-    return bool(ray.is_initialized())
-
-
 def _cause_of_death(error: RayActorError) -> str:
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     wanted = [line for line in lines if "exit" in line.lower() or "killed" in line.lower()]
     return f"the process ended ({(wanted or lines or ['no cause known'])[-1]})"
-
-
-def process_id() -> int:
-    return os.getpid()

@@ -1,4 +1,4 @@
-"""Loggers of the parts of a run: one file each in ``$TRINITY_LOG_DIR``, warnings on the screen too."""
+"""Loggers of the parts of a run: a file each in ``$TRINITY_LOG_DIR``, warnings on the screen too."""
 
 import logging
 import os

@@ -134,8 +134,8 @@ class WandbMonitor(Monitor):
         if missing or has_key or os.environ.get("WANDB_MODE") in ("offline", "disabled"):
             return missing
         return (
-            "monitor_type is 'wandb', but no API key is set: export WANDB_API_KEY=<your key> before "
-            "the run, or set monitor.monitor_type to tensorboard or mlflow."
+            "monitor_type is 'wandb', but no API key is set: export WANDB_API_KEY=<your key> "
+            "before the run, or set monitor.monitor_type to tensorboard or mlflow."
         )
 
     def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:

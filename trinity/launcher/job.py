@@ -1,0 +1,149 @@
+"""The folder of a job: its subfolders, its checkpoints and the point a resume starts from."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trinity.checkpoint import layout
+from trinity.checkpoint.files import write_text
+
+State = dict[str, object]
+Snapshot = Mapping[str, str | bytes]
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """``<root>/<project>[/<group>]/<name>`` and what lies where in it."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        """One log file for each part."""
+        return self.path / "log"
+
+    @property
+    def monitor(self) -> Path:
+        """Files of the monitor."""
+        return self.path / "monitor"
+
+    @property
+    def buffer(self) -> Path:
+        """Databases and files of the buffers."""
+        return self.path / "buffer"
+
+    @property
+    def weights(self) -> Path:
+        """Weights on their way to engines that fetch them from disk."""
+        return self.path / "weights"
+
+    def create(self) -> None:
+        """Make the folder and its subfolders. `OSError` if that is not allowed."""
+        for folder in (self.path, self.log, self.monitor, self.buffer):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+@dataclass
+class JobCheckpoints:
+    """The checkpoints of a job (`trinity.trainer.trainer.Checkpoints`).
+
+    Args:
+        job: Whose checkpoints.
+        keep: Newest checkpoints that are kept; 0 keeps all.
+        parts: Name of a part ("trainer", "explorer") -> its state; written as ``<name>_meta.json``
+            into each checkpoint and into the job folder.
+        files: Further files of a checkpoint, such as unread experiences.
+        hf_model: Folder inside a checkpoint that holds the Hugging Face model.
+    """
+
+    job: JobFolder
+    keep: int = 0
+    parts: Mapping[str, Callable[[], State]] = field(default_factory=dict)
+    files: Callable[[], Mapping[str, str | bytes]] = dict
+    _taken: Snapshot = field(default_factory=dict)
+
+    def folder(self, step: int) -> str:
+        return str(layout.step_folder(self.job.path, step))
+
+    def snapshot(self) -> dict[str, str | bytes]:
+        metas = {meta_name(part): json.dumps(state()) for part, state in self.parts.items()}
+        self._taken = metas
+        return {**metas, **self.files()}
+
+    def complete(self, step: int) -> None:
+        for name, text in self._taken.items():
+            write_text(self.job.path / name, str(text))
+        layout.mark_latest(self.job.path, step)
+        if self.keep:
+            layout.drop_old(self.job.path, self.keep)
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The checkpoint a run goes on from."""
+
+    step: int
+    folder: Path
+
+    def state(self, part: str) -> State | None:
+        """State of ``part`` as of this checkpoint, or None if it had none."""
+        path = self.folder / meta_name(part)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def file(self, name: str) -> bytes | None:
+        """A further file of the checkpoint, or None."""
+        path = self.folder / name
+        return path.read_bytes() if path.exists() else None
+
+
+def meta_name(part: str) -> str:
+    """``explorer_meta.json`` ..."""
+    return f"{part}_meta.json"
+
+
+def find_resume_point(job: JobFolder, log: Callable[[str], None]) -> ResumePoint | None:
+    """The newest whole checkpoint of the job, or None; torn ones are named through ``log``."""
+    found = layout.find_latest(job.path, log)
+    return None if found is None else ResumePoint(layout.step_of(found), found)
+
+
+def fresh_name(folder: Path) -> Path:
+    """``folder`` if it is empty or missing, else a name with the time of now behind it."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return folder
+    return folder.with_name(f"{folder.name}_{time.strftime('%Y%m%d%H%M%S')}")
+
+
+def writable_problem(root: Path) -> str | None:
+    """Why nothing can be written below ``root``, in one sentence, or None."""
+    existing = root
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"checkpoint_root_dir is {root}, but {existing} is a file: name a folder."
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return (
+            f"checkpoint_root_dir is {root}, but {existing} can't be written to: name another "
+            "folder, or set TRINITY_CHECKPOINT_ROOT_DIR."
+        )
+    return None
+
+
+class StageLog:
+    """Which stages of a job are finished: ``stage_meta.json``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "stage_meta.json"
+
+    def latest(self) -> int:
+        """Index of the last finished stage; -1 if none is."""
+        if not self._path.exists():
+            return -1
+        return int(json.loads(self._path.read_text()).get("latest_stage", -1))
+
+    def finish(self, index: int) -> None:
+        """Stage ``index`` is done."""
+        write_text(self._path, json.dumps({"latest_stage": index}))

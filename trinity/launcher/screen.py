@@ -1,0 +1,187 @@
+"""What a person sees of a run: the plan, a live line of each stage, and the table at the end."""
+
+import time
+from collections import deque
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from trinity.launcher.summary import RunSummary, StageSummary, main_score
+from trinity.utils.metrics import Metrics
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 48
+_PLAIN_EVERY_S = 5.0
+
+
+def sparkline(values: list[float], width: int = _WIDTH) -> str:
+    """``values`` as a line of bars between their lowest and highest, at most ``width`` long."""
+    if not values:
+        return ""
+    per = max(1, -(-len(values) // width))
+    means = [sum(block) / len(block) for block in _blocks(values, per)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 2) / (high - low) if high > low else 0.0
+    return "".join(_BARS[1 + round((value - low) * scale)] for value in means)
+
+
+def _blocks(values: list[float], size: int) -> list[list[float]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+class Screen:
+    """Shows a run on ``console``; a live display on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._live: Live | None = None
+        self._stage: StageSummary | None = None
+        self._title = ""
+        self._total: int | None = None
+        self._latest: Metrics = {}
+        self._seconds: deque[float] = deque(maxlen=10)
+        self._started = self._printed_at = time.monotonic()
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line of its own, above what is live. ``text`` is shown as it is, without markup."""
+        self.console.print(Text(text, style=style))
+
+    def show(self, renderable: RenderableType) -> None:
+        """Anything rich can draw."""
+        self.console.print(renderable)
+
+    def start_stage(self, title: str, stage: StageSummary, total_steps: int | None) -> None:
+        """Begin the live line of a stage."""
+        self.end_stage()
+        self._title, self._stage, self._total = title, stage, total_steps
+        self._latest, self._started = {}, time.monotonic()
+        self._seconds.clear()
+        self.console.rule(Text(title))
+        if self.console.is_terminal:
+            self._live = Live(get_renderable=self._draw, console=self.console, refresh_per_second=4)
+            self._live.start()
+
+    def end_stage(self) -> None:
+        """Leave the last state of the live line on the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def report(self, role: str, step: int, metrics: Metrics) -> None:
+        """Show one report of a part."""
+        if role in ("eval", "bench"):
+            self._say_eval(role, step, metrics)
+            return
+        self._latest |= metrics
+        if role == "trainer":
+            self._seconds.append(metrics.get("time/step", 0.0))
+        if self._live is None and time.monotonic() - self._printed_at >= _PLAIN_EVERY_S:
+            self._printed_at = time.monotonic()
+            self.say(self._line())
+
+    def _say_eval(self, role: str, step: int, metrics: Metrics) -> None:
+        found = main_score(metrics)
+        if found is not None:
+            name, value = found
+            self.say(
+                f"{role} at step {step}: {name.removeprefix(role + '/')} = {value:.3f}", "cyan"
+            )
+
+    def _line(self) -> str:
+        """The state of the stage in one plain line."""
+        stage = self._stage
+        assert stage is not None
+        parts = [f"step {stage.steps}" + (f"/{self._total}" if self._total else "")]
+        if stage.rewards:
+            parts.append(f"reward {stage.rewards[-1]:.3f}")
+        elif stage.losses:
+            parts.append(f"loss {stage.losses[-1]:.4f}")
+        if self._seconds:
+            parts.append(f"{sum(self._seconds) / len(self._seconds):.2f} s/step")
+        if stage.tokens_per_second:
+            parts.append(f"{stage.tokens_per_second:,.0f} tokens/s")
+        left = self._seconds_left()
+        if left is not None:
+            parts.append(f"{left:.0f} s left")
+        return "   ".join(parts)
+
+    def _seconds_left(self) -> float | None:
+        if self._stage is None or not self._total or not self._seconds:
+            return None
+        return (self._total - self._stage.steps) * sum(self._seconds) / len(self._seconds)
+
+    def _draw(self) -> RenderableType:
+        stage = self._stage
+        assert stage is not None
+        values, name = (stage.rewards, "reward") if stage.rewards else (stage.losses, "loss")
+        rows: list[RenderableType] = [Text(self._line() if stage.steps else self._waiting())]
+        if self._total:
+            rows.append(ProgressBar(total=self._total, completed=stage.steps, width=_WIDTH + 8))
+        if values:
+            chart = Text(f"{name:<7} ")
+            chart.append(sparkline(values), style="green")
+            chart.append(f"  {values[0]:.3f} → {values[-1]:.3f}")
+            rows.append(chart)
+        return Group(*rows)
+
+    def _waiting(self) -> str:
+        return f"starting: models, engines and runners ({time.monotonic() - self._started:.0f} s)"
+
+    def final_table(self, summary: RunSummary, hints: list[tuple[str, str]]) -> None:
+        """The table at the end: stages with their scores and times, then where things are."""
+        self.end_stage()
+        table = Table(
+            title=f"{summary.project}/{summary.name}: {summary.status}", title_style="bold"
+        )
+        for column in (
+            "stage",
+            "steps",
+            "eval before",
+            "eval after",
+            "reward",
+            "samples/s",
+            "time",
+        ):
+            table.add_column(column, justify="left" if column == "stage" else "right")
+        for stage in summary.stages:
+            table.add_row(*_stage_row(stage))
+        self.console.print(table)
+        where = Table.grid(padding=(0, 2))
+        for label, text in hints:
+            where.add_row(Text(label, style="bold"), Text(text))
+        minutes, seconds = divmod(round(summary.seconds), 60)
+        where.add_row(Text("time", style="bold"), Text(f"{minutes} min {seconds} s"))
+        where.add_row(
+            Text("memory", style="bold"), Text(f"{summary.peak_memory_mb:,.0f} MB at the peak")
+        )
+        self.console.print(Panel(where, expand=False))
+
+
+def _stage_row(stage: StageSummary) -> list[str]:
+    if stage.is_skipped:
+        return [
+            f"{stage.name} ({stage.algorithm})",
+            str(stage.steps),
+            "",
+            "",
+            "",
+            "",
+            "done before",
+        ]
+    before, after = main_score(stage.eval_before), main_score(stage.eval_after)
+    reward = ""
+    if stage.reward_first is not None and stage.reward_last_5 is not None:
+        reward = f"{stage.reward_first:.3f} → {stage.reward_last_5:.3f}"
+    return [
+        f"{stage.name} ({stage.algorithm})",
+        str(stage.steps),
+        f"{before[1]:.3f}" if before else "",
+        f"{after[1]:.3f}" if after else "",
+        reward,
+        f"{stage.samples_per_second:.1f}",
+        f"{stage.seconds:.0f} s",
+    ]

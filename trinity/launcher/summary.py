@@ -1,0 +1,171 @@
+"""What a run amounted to: collected from the reports of its parts, kept in ``summary.json``."""
+
+import json
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from trinity.checkpoint.files import write_text
+from trinity.utils.metrics import Metrics
+
+_LAST = 5
+_SAMPLE_EVERY_S = 2.0
+
+
+@dataclass
+class StageSummary:
+    """Figures of one stage. Times in seconds, memory in MB (2**20 bytes)."""
+
+    name: str
+    algorithm: str
+    mode: str
+    steps: int = 0
+    seconds: float = 0.0
+    seconds_to_first_step: float | None = None
+    seconds_training: float = 0.0
+    samples: int = 0
+    tokens: int = 0
+    samples_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
+    reward_first: float | None = None
+    reward_last_5: float | None = None
+    rewards: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    evals: dict[str, dict[str, float]] = field(default_factory=dict)
+    eval_before: dict[str, float] = field(default_factory=dict)
+    eval_after: dict[str, float] = field(default_factory=dict)
+    max_ratio_deviation: float | None = None
+    failed_tasks: int = 0
+    huggingface: str | None = None
+    is_skipped: bool = False
+
+
+@dataclass
+class RunSummary:
+    """The figures of a whole run, stage by stage."""
+
+    project: str
+    name: str
+    job_folder: str
+    stages: list[StageSummary] = field(default_factory=list)
+    seconds: float = 0.0
+    peak_memory_mb: float = 0.0
+    status: str = "running"
+    error: str | None = None
+
+    def write(self, folder: Path) -> None:
+        """``<folder>/summary.json``."""
+        write_text(folder / "summary.json", json.dumps(asdict(self), indent=2) + "\n")
+
+
+class StageRecorder:
+    """Listens to the reports of one stage and keeps its figures up to date."""
+
+    def __init__(self, summary: StageSummary, process_started: float) -> None:
+        self.summary = summary
+        self._process_started = process_started
+        self._started = time.time()
+        self._first_step_at: float | None = None
+
+    def report(self, role: str, step: int, metrics: Metrics) -> None:
+        """Take in one report of ``explorer``, ``trainer``, ``eval`` or ``bench``."""
+        {"explorer": self._explorer, "trainer": self._trainer}.get(role, self._eval)(step, metrics)
+        self._update_rates()
+
+    def _explorer(self, step: int, metrics: Metrics) -> None:
+        summary = self.summary
+        if "rollout/reward/mean" in metrics:
+            summary.rewards.append(metrics["rollout/reward/mean"])
+            summary.reward_first = summary.rewards[0]
+            last = summary.rewards[-_LAST:]
+            summary.reward_last_5 = sum(last) / len(last)
+        summary.samples += int(metrics.get("rollout/experience_count", 0))
+        summary.tokens += int(metrics.get("rollout/response_tokens", 0))
+        summary.failed_tasks += int(metrics.get("rollout/failed_task_count", 0))
+        if summary.mode == "explore":
+            summary.steps = step
+
+    def _trainer(self, step: int, metrics: Metrics) -> None:
+        summary = self.summary
+        summary.steps = step
+        summary.step_seconds.append(metrics.get("time/step", 0.0))
+        if self._first_step_at is None:
+            self._first_step_at = time.time()
+            summary.seconds_to_first_step = self._first_step_at - self._process_started
+        if "actor/final_loss" in metrics:
+            summary.losses.append(metrics["actor/final_loss"])
+        if summary.mode == "train":
+            summary.samples += int(metrics.get("sample/experience_count", 0))
+            summary.tokens += int(metrics.get("sample/trained_tokens", 0))
+        deviation = metrics.get("actor/first_ratio_max_deviation")
+        if deviation is not None:
+            summary.max_ratio_deviation = max(summary.max_ratio_deviation or 0.0, deviation)
+
+    def _eval(self, step: int, metrics: Metrics) -> None:
+        scores = {k: v for k, v in metrics.items() if not k.startswith("time/")}
+        self.summary.evals[str(step)] = scores
+        if not self.summary.eval_before:
+            self.summary.eval_before = scores
+        self.summary.eval_after = scores
+
+    def _update_rates(self) -> None:
+        summary = self.summary
+        summary.seconds = time.time() - self._started
+        spent = sum(summary.step_seconds) or summary.seconds
+        summary.seconds_training = spent
+        summary.samples_per_second = summary.samples / max(spent, 1e-9)
+        summary.tokens_per_second = summary.tokens / max(spent, 1e-9)
+
+
+class MemoryWatch:
+    """Peak memory of this process and all below it, shared pages counted once (PSS).
+
+    A context manager: samples in a thread of its own while the block runs.
+    """
+
+    def __init__(self, every_s: float = _SAMPLE_EVERY_S) -> None:
+        self.peak_mb = 0.0
+        self._every_s = every_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
+
+    def __enter__(self) -> "MemoryWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(timeout=10)
+
+    def _watch(self) -> None:
+        while True:
+            self.peak_mb = max(self.peak_mb, used_mb())
+            if self._ended.wait(self._every_s):
+                return
+
+
+def used_mb() -> float:
+    """Memory of this process and all below it now, in MB."""
+    own = psutil.Process()
+    total = 0.0
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            info = process.memory_full_info()
+            total += getattr(info, "pss", info.rss)
+        except psutil.Error:
+            continue
+    return total / 2**20
+
+
+def main_score(scores: dict[str, float]) -> tuple[str, float] | None:
+    """The figure of an evaluation that people look at: accuracy if there is one, else reward."""
+    means = {name: value for name, value in scores.items() if "/mean@" in name}
+    for wanted in ("accuracy", "reward", "score"):
+        for name, value in means.items():
+            if name.rpartition("/")[0].endswith(f"/{wanted}"):
+                return name, value
+    return next(iter(means.items()), None)
