@@ -20,11 +20,18 @@ from trinity.common.config.data_processor import (
     OperatorConfig,
     TaskPipelineConfig,
 )
+from trinity.common.config.derive import (
+    Derivation,
+    derive,
+    needs_critic,
+    needs_reference,
+)
 from trinity.common.config.explorer import (
     DynamicTimeoutConfig,
     ExplorerConfig,
     OverRolloutConfig,
 )
+from trinity.common.config.fill import Derived, is_set
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.loader import load_config, read_config
 from trinity.common.config.log import LogConfig
@@ -37,6 +44,7 @@ from trinity.common.config.model import (
 from trinity.common.config.monitor import MonitorConfig
 from trinity.common.config.root import Config, StageConfig
 from trinity.common.config.service import DataJuicerServiceConfig, ServiceConfig
+from trinity.common.config.stages import Stage, iterate_stages
 from trinity.common.config.synchronizer import SynchronizerConfig
 from trinity.common.config.trainer import MegatronConfig, TrainerConfig
 
@@ -49,6 +57,8 @@ __all__ = [
     "DataJuicerServiceConfig",
     "DataProcessorConfig",
     "DataSelectorConfig",
+    "Derivation",
+    "Derived",
     "DynamicTimeoutConfig",
     "ExperienceBufferConfig",
     "ExperiencePipelineConfig",
@@ -68,6 +78,7 @@ __all__ = [
     "OverRolloutConfig",
     "ReplayBufferConfig",
     "ServiceConfig",
+    "Stage",
     "StageConfig",
     "SynchronizerConfig",
     "TaskPipelineConfig",
@@ -75,6 +86,11 @@ __all__ = [
     "TinkerConfig",
     "TrainerConfig",
     "TrainerInputConfig",
+    "derive",
+    "is_set",
+    "iterate_stages",
     "load_config",
+    "needs_critic",
+    "needs_reference",
     "read_config",
 ]
