@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trinity.checkpoint import layout
-from trinity.checkpoint.files import write_text
+from trinity.checkpoint.atomic import write_text
 
 State = dict[str, object]
 Snapshot = Mapping[str, str | bytes]
@@ -56,7 +56,6 @@ class JobCheckpoints:
         parts: Name of a part ("trainer", "explorer") -> its state; written as ``<name>_meta.json``
             into each checkpoint and into the job folder.
         files: Further files of a checkpoint, such as unread experiences.
-        hf_model: Folder inside a checkpoint that holds the Hugging Face model.
     """
 
     job: JobFolder
@@ -76,9 +75,8 @@ class JobCheckpoints:
     def complete(self, step: int) -> None:
         for name, text in self._taken.items():
             write_text(self.job.path / name, str(text))
-        layout.mark_latest(self.job.path, step)
-        if self.keep:
-            layout.drop_old(self.job.path, self.keep)
+        layout.write_latest(self.job.path, step)
+        layout.drop_old(self.job.path, self.keep)
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,12 @@ def meta_name(part: str) -> str:
 
 def find_resume_point(job: JobFolder, log: Callable[[str], None]) -> ResumePoint | None:
     """The newest whole checkpoint of the job, or None; torn ones are named through ``log``."""
-    found = layout.find_latest(job.path, log)
-    return None if found is None else ResumePoint(layout.step_of(found), found)
+    found = layout.find_latest(job.path)
+    for name, fault in found.torn.items():
+        log(f"Checkpoint {name} is not whole and is left out: {fault}.")
+    if found.folder is None:
+        return None
+    return ResumePoint(layout.step_of(found.folder), found.folder)
 
 
 def fresh_name(folder: Path) -> Path:

