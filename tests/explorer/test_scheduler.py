@@ -1,0 +1,324 @@
+import asyncio
+import time
+
+import pytest
+
+from tests.explorer.fakes import Blocking, EchoModel, Group, Single, task
+from trinity.common.rewards import RewardError
+from trinity.explorer.pool import NoRunners, RunnerPool
+from trinity.explorer.runner import RunnerSettings, WorkflowRunner
+from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.utils.actor import ProcessDied
+
+
+def make(
+    num_runners=2, slots=8, delay_s=0.0, runner_settings=None, runner=None, grace_s=5.0, **settings
+):
+    def make_runner(index, generation):
+        made = WorkflowRunner(index, EchoModel(delay_s), (), runner_settings)
+        return runner(made, index, generation) if runner else made
+
+    def kill(runner):
+        getattr(runner, "die", int)()
+
+    pool = RunnerPool(make_runner, num_runners, slots, kill=kill, grace_s=grace_s)
+    return Scheduler(pool, SchedulerSettings(**settings))
+
+
+async def collect(scheduler, tasks, batch_id=1, **kw):
+    scheduler.submit(batch_id, tasks)
+    return await scheduler.collect(batch_id, **kw)
+
+
+@pytest.fixture
+async def closing():
+    open_ones = []
+    yield lambda scheduler: open_ones.append(scheduler) or scheduler
+    for scheduler in open_ones:
+        await scheduler.close()
+
+
+async def test_experiences_come_in_order_with_their_ids(closing):
+    scheduler = closing(make())
+    await scheduler.prepare()
+    result = await collect(scheduler, [task() for _ in range(20)], batch_id=7)
+    ids = [(e.eid.batch, e.eid.task, e.eid.run) for e in result.experiences]
+    assert ids == [(7, t, r) for t in range(20) for r in range(4)]
+    assert len({e.eid.uid for e in result.experiences}) == 80
+    assert all(s.ok and len(s.metrics) == 4 for s in result.statuses)
+    assert result.metrics["rollout/finished_task_count"] == 20
+    assert "rollout/accuracy/mean" in result.metrics
+    assert result.experiences[0].info["model_version"] == 3
+
+
+@pytest.mark.parametrize("workflow", [Group, Single, Blocking])
+async def test_results_do_not_depend_on_how_work_is_spread(closing, workflow):
+    seen = []
+    for runners, slots, chunk in [(1, 1, None), (3, 2, None), (1, 16, None)]:
+        scheduler = closing(make(runners, slots, max_repeat_times_per_runner=chunk))
+        await scheduler.prepare()
+        result = await collect(scheduler, [task(workflow) for _ in range(6)])
+        seen.append([(e.eid.uid, e.tokens.tolist()) for e in result.experiences])
+    assert seen[0] == seen[1] == seen[2]
+
+
+async def test_chunks_of_a_group_cover_all_runs_once(closing):
+    scheduler = closing(make(max_repeat_times_per_runner=3))
+    await scheduler.prepare()
+    result = await collect(scheduler, [task(repeat_times=8)])
+    assert [e.eid.run for e in result.experiences] == list(range(8))
+    assert len({tuple(e.tokens.tolist()) for e in result.experiences}) == 8
+
+
+async def test_a_failing_task_is_retried_then_left_out_with_its_text(closing):
+    scheduler = closing(make(max_retry_times=2))
+    await scheduler.prepare()
+    tasks = [task(Single, do="raise"), task(Single)]
+    result = await collect(scheduler, tasks)
+    bad, good = result.statuses
+    assert not bad.ok and bad.attempts == 3 and "no luck" in bad.message
+    assert good.ok and {e.eid.task for e in result.experiences} == {1}
+    assert result.metrics["rollout/failed_run_count"] == 12
+    assert result.metrics["rollout/failed_task_count"] == 1
+
+
+async def test_only_the_failed_runs_are_run_again(closing):
+    scheduler = closing(make(max_retry_times=1))
+    await scheduler.prepare()
+    result = await collect(
+        scheduler, [task(Single, do="fail_first", key="again", times=2, repeat_times=4)]
+    )
+    assert [e.eid.run for e in result.experiences] == [0, 1, 2, 3]
+    assert result.metrics["rollout/failed_run_count"] == 2
+
+
+async def test_a_group_with_two_runs_left_is_kept_and_counted(closing):
+    scheduler = closing(make(max_retry_times=0))
+    await scheduler.prepare()
+    tasks = [
+        task(Single, do="fail_first", key="two", times=2, repeat_times=4),
+        task(Single, do="fail_first", key="one", times=3, repeat_times=4),
+    ]
+    result = await collect(scheduler, tasks)
+    assert [e.eid.task for e in result.experiences] == [0, 0]
+    assert result.metrics["rollout/partial_group_count"] == 1
+    assert result.metrics["rollout/failed_task_count"] == 1
+
+
+@pytest.mark.parametrize(("workflow", "do"), [(Single, "hang"), (Blocking, "loop")])
+async def test_a_hanging_run_ends_at_its_deadline_and_hurts_nobody(closing, workflow, do):
+    scheduler = closing(make(max_retry_times=0, max_timeout_s=1.0))
+    await scheduler.prepare()
+    start = time.monotonic()
+    result = await collect(scheduler, [task(workflow, do=do, repeat_times=2), task(), task()])
+    assert time.monotonic() - start < 4
+    assert [s.ok for s in result.statuses] == [False, True, True]
+    assert "not done after 1 s" in result.statuses[0].message
+    assert result.metrics["rollout/timeout_run_count"] == 2
+
+
+async def test_a_thread_that_cannot_be_ended_gets_its_runner_replaced(closing):
+    generations = []
+
+    def note(runner, index, generation):
+        generations.append(generation)
+        return runner
+
+    scheduler = closing(make(1, max_retry_times=0, max_timeout_s=0.3, runner=note))
+    await scheduler.prepare()
+    tasks = [task(Blocking, do="sleep", repeat_times=2), task(Single, do="slow", seconds=0.1)]
+    result = await collect(scheduler, tasks)
+    assert [s.ok for s in result.statuses] == [False, True]
+    again = await collect(scheduler, [task()], batch_id=2)
+    assert again.statuses[0].ok and generations == [0, 1]
+
+
+class Mortal:
+    """A runner whose process can die or freeze."""
+
+    def __init__(self, runner):
+        self._runner = runner
+        self._died = asyncio.Event()
+        self.is_frozen = False
+
+    def die(self):
+        self._died.set()
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        async def call(*args):
+            work = asyncio.ensure_future(getattr(self._runner, name)(*args))
+            death = asyncio.ensure_future(self._died.wait())
+            await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
+            if self.is_frozen:
+                await self._died.wait()
+            if self._died.is_set():
+                work.cancel()
+                raise ProcessDied("killed")
+            death.cancel()
+            return work.result()
+
+        return call
+
+
+async def test_a_killed_runner_costs_nothing(closing):
+    mortals = []
+
+    def mortal(runner, index, generation):
+        mortals.append(Mortal(runner))
+        return mortals[-1]
+
+    scheduler = closing(make(2, delay_s=0.3, runner=mortal, max_retry_times=0))
+    await scheduler.prepare()
+    scheduler.submit(1, [task() for _ in range(8)])
+    await asyncio.sleep(0.1)
+    mortals[0].die()
+    result = await scheduler.collect(1)
+    ids = [(e.eid.task, e.eid.run) for e in result.experiences]
+    assert ids == [(t, r) for t in range(8) for r in range(4)]
+    assert result.metrics["rollout/lost_runner_count"] == 1
+    assert result.metrics["rollout/failed_run_count"] == 0
+    assert len(mortals) == 3
+
+
+async def test_a_task_that_kills_its_runner_takes_no_other_with_it(closing):
+    class Deadly(Mortal):
+        async def _submit(self, units):
+            if any(u.task.raw_task.get("do") == "kill" for u in units):
+                self.die()
+            await self._runner.submit(units)
+
+        def __getattr__(self, name):
+            return self._submit if name == "submit" else super().__getattr__(name)
+
+    scheduler = closing(make(2, delay_s=0.05, runner=lambda r, i, g: Deadly(r), max_retry_times=2))
+    await scheduler.prepare()
+    tasks = [task() for _ in range(6)] + [task(do="kill")] + [task() for _ in range(6)]
+    result = await collect(scheduler, tasks)
+    assert [s.ok for s in result.statuses] == [True] * 6 + [False] + [True] * 6
+    assert "runners were lost" in result.statuses[6].message
+
+
+async def test_a_frozen_runner_is_killed_after_the_deadline(closing):
+    mortals = []
+
+    def mortal(runner, index, generation):
+        mortals.append(Mortal(runner))
+        return mortals[-1]
+
+    scheduler = closing(make(1, runner=mortal, max_retry_times=1, max_timeout_s=0.1, grace_s=0.5))
+    await scheduler.prepare()
+    mortals[0].is_frozen = True
+    result = await collect(scheduler, [task(), task()])
+    assert all(s.ok for s in result.statuses)
+    assert len(mortals) == 2
+
+
+async def test_stragglers_are_given_up_and_finished_tasks_are_not(closing):
+    scheduler = closing(make(slots=16))
+    await scheduler.prepare()
+    tasks = [task(Single) for _ in range(3)]
+    tasks += [task(Single, do="slow", seconds=0.2), task(Single, do="hang")]
+    start = time.monotonic()
+    result = await collect(scheduler, tasks, min_ratio=0.6, wait_after_min_s=0.5)
+    assert time.monotonic() - start < 1.5
+    assert [s.ok for s in result.statuses] == [True, True, True, True, False]
+    assert result.metrics["rollout/cut_task_count"] == 1
+    assert result.metrics["rollout/failed_task_count"] == 0
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_partial_tasks_are_kept_if_asked(closing, keep):
+    class Third(Single):
+        async def run_async(self):
+            if self.model.seed % 3 == 0:
+                await asyncio.sleep(100)
+            return await super().run_async()
+
+    scheduler = closing(make(return_partial_tasks=keep))
+    await scheduler.prepare()
+    result = await collect(
+        scheduler, [task(Third, repeat_times=12), task()], min_ratio=0.5, wait_after_min_s=0.2
+    )
+    kept = [e for e in result.experiences if e.eid.task == 0]
+    assert (2 <= len(kept) < 12) if keep else not kept
+
+
+async def test_eval_gives_metrics_only(closing):
+    scheduler = closing(make())
+    await scheduler.prepare()
+    tasks = [task(repeat_times=1) for _ in range(3)]
+    for one in tasks:
+        one.is_eval = True
+    result = await collect(scheduler, tasks, batch_id="4/eval")
+    assert not result.experiences
+    assert all("accuracy" in s.metrics[0] for s in result.statuses)
+
+
+async def test_a_failed_reward_is_left_out_not_zero(closing):
+    def moody(response):
+        if int(response) % 2:
+            raise RuntimeError("judge is away")
+        return 1.0
+
+    scheduler = closing(make())
+    await scheduler.prepare()
+    one = task(repeat_times=16)
+    one.reward_fn = moody
+    result = await collect(scheduler, [one])
+    assert 0 < len(result.experiences) < 16
+    assert all(e.reward == 1.0 for e in result.experiences)
+    dropped = 16 - len(result.experiences)
+    assert result.metrics["rollout/dropped_sample_count"] == dropped
+    assert "judge is away" in result.statuses[0].message
+
+
+async def test_a_reward_that_must_not_fail_ends_the_batch(closing):
+    def broken(response):
+        raise RuntimeError("judge is away")
+
+    scheduler = closing(make())
+    await scheduler.prepare()
+    one = task()
+    one.reward_fn, one.reward_fn_args = broken, {"on_error": "raise"}
+    with pytest.raises(RewardError, match="judge is away"):
+        await collect(scheduler, [one, task()])
+
+
+async def test_an_unknown_workflow_fails_by_name(closing):
+    scheduler = closing(make(max_retry_times=0))
+    await scheduler.prepare()
+    result = await collect(scheduler, [task("math_workflwo")])
+    assert "Did you mean 'math_workflow'" in result.statuses[0].message
+
+
+async def test_runners_that_do_not_start_are_an_error():
+    class Broken:
+        async def prepare(self):
+            raise ImportError("no module named wisdom")
+
+    pool = RunnerPool(lambda index, generation: Broken(), 1, 1)
+    with pytest.raises(NoRunners, match="wisdom"):
+        await pool.prepare()
+
+
+async def test_dynamic_deadline_follows_successful_runs(closing):
+    scheduler = closing(make(dynamic_timeout_ratio=3.0, max_timeout_s=60, max_retry_times=0))
+    await scheduler.prepare()
+    await collect(scheduler, [task(Single, do="slow", seconds=0.4) for _ in range(3)])
+    start = time.monotonic()
+    result = await collect(scheduler, [task(Single, do="hang"), task(Single)], batch_id=2)
+    assert 1.0 < time.monotonic() - start < 4
+    assert [s.ok for s in result.statuses] == [False, True]
+
+
+async def test_sequential_runs_take_turns(closing):
+    scheduler = closing(
+        make(runner_settings=RunnerSettings(concurrent_mode="sequential"), is_sequential=True)
+    )
+    await scheduler.prepare()
+    start = time.monotonic()
+    await collect(scheduler, [task(Single, do="slow", seconds=0.1, repeat_times=4)])
+    assert time.monotonic() - start > 0.4

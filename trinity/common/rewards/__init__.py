@@ -1,0 +1,21 @@
+"""What a reward is, and how it is called: `RewardFn`, `REWARD_FUNCTIONS`, `Scorer`."""
+
+from trinity.common.rewards.base import REWARD_FUNCTIONS, RewardFn, RewardFunction
+from trinity.common.rewards.scoring import (
+    RewardError,
+    RewardPolicy,
+    Scorer,
+    make_scorer,
+    num_stuck_rewards,
+)
+
+__all__ = [
+    "REWARD_FUNCTIONS",
+    "RewardError",
+    "RewardFn",
+    "RewardFunction",
+    "RewardPolicy",
+    "Scorer",
+    "make_scorer",
+    "num_stuck_rewards",
+]

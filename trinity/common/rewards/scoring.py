@@ -1,0 +1,245 @@
+"""Calls a reward: with the arguments it names, a deadline, retries, and a rule for its errors."""
+
+import asyncio
+import inspect
+import math
+import reprlib
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from trinity.common.rewards.base import REWARD_FUNCTIONS, RewardFn, RewardFunction
+from trinity.utils.isolate import ProcessPool
+from trinity.utils.threads import DeadlinePool
+
+#: What a reward may name in its signature, beside ``**kwargs``.
+ARGUMENTS = frozenset(
+    {
+        "response",
+        "truth",
+        "ground_truth",
+        "prompt",
+        "messages",
+        "tokens",
+        "response_token",
+        "truncation",
+        "truncate_status",
+        "task",
+        "metadata",
+        "raw_task",
+        "experience",
+    }
+)
+_NUM_THREADS = 128
+
+
+class RewardError(Exception):
+    """A response could not be scored. ``is_fatal``: the run is to end with it."""
+
+    def __init__(self, message: str, is_fatal: bool = False) -> None:
+        super().__init__(message, is_fatal)
+        self.message, self.is_fatal = message, is_fatal
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True)
+class RewardPolicy:
+    """How a reward is called, and what its failure does. Part of `reward_fn_args`.
+
+    Args:
+        on_error: ``drop`` leaves the sample out; ``retry`` calls again, ``max_retries`` times,
+            then leaves it out; ``raise`` ends the run with the error.
+        timeout_s: Seconds one call may take.
+        max_retries: Further calls with ``retry``.
+        retry_wait_s: Seconds before the first further call; doubles with each.
+        weights: Factor of each named part; parts without one count once.
+    """
+
+    on_error: Literal["drop", "retry", "raise"] = "drop"
+    timeout_s: float = 60.0
+    max_retries: int = 2
+    retry_wait_s: float = 0.1
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("drop", "retry", "raise"):
+            raise ValueError(
+                f"reward_fn_args.on_error is {self.on_error!r}; use 'drop', 'retry' or 'raise'."
+            )
+        if self.timeout_s <= 0:
+            raise ValueError(f"reward_fn_args.timeout_s is {self.timeout_s}; it must be above 0.")
+
+    @classmethod
+    def split(cls, reward_fn_args: Mapping[str, Any]) -> tuple["RewardPolicy", dict[str, Any]]:
+        """The policy among ``reward_fn_args``, and what is left for the reward itself."""
+        own = {f.name for f in fields(cls)}
+        policy = {name: value for name, value in reward_fn_args.items() if name in own}
+        rest = {name: value for name, value in reward_fn_args.items() if name not in own}
+        return cls(**policy), rest
+
+
+class Scorer:
+    """A reward function with its policy.
+
+    >>> await Scorer(MyReward()).score(response="4", truth="4")
+    {'accuracy': 1.0}
+    """
+
+    def __init__(self, reward_fn: RewardFunction, policy: RewardPolicy | None = None) -> None:
+        self.reward_fn = reward_fn
+        self.policy = policy or RewardPolicy()
+        self._wanted = wanted_arguments(reward_fn)
+        self._is_async = inspect.iscoroutinefunction(reward_fn) or inspect.iscoroutinefunction(
+            type(reward_fn).__call__
+        )
+
+    async def score(self, **arguments: object) -> dict[str, float]:
+        """Weighted parts of the reward; the reward is their sum.
+
+        Raises:
+            RewardError: No score after all attempts. Says which reward, why, and on which text.
+        """
+        wanted = arguments if self._wanted is None else _pick(arguments, self._wanted)
+        attempts = 1 + (self.policy.max_retries if self.policy.on_error == "retry" else 0)
+        for attempt in range(attempts):
+            if attempt:
+                await asyncio.sleep(self.policy.retry_wait_s * 2 ** (attempt - 1))
+            try:
+                return self._weighted(await self._call(wanted))
+            except Exception as raised:  # a user's reward: recorded, never a score
+                error = raised
+        raise RewardError(
+            f"{_name(self.reward_fn)}: {_reason(error)} "
+            f"(attempt {attempts} of {attempts}), on response "
+            f"{_SHORT.repr(arguments.get('response'))}",
+            is_fatal=self.policy.on_error == "raise",
+        ) from error
+
+    async def _call(self, wanted: Mapping[str, object]) -> object:
+        timeout_s = self.policy.timeout_s
+        if self._is_async:
+            async with asyncio.timeout(timeout_s):
+                return await self.reward_fn(**wanted)  # type: ignore[misc]  # async by _is_async
+        if getattr(self.reward_fn, "is_isolated", False):
+            return await _processes().run(self.reward_fn, dict(wanted), timeout_s)
+        result = await _threads().run(lambda: self.reward_fn(**wanted), timeout_s)
+        if inspect.isawaitable(result):
+            async with asyncio.timeout(timeout_s):
+                return await result
+        return result
+
+    def _weighted(self, result: object) -> dict[str, float]:
+        parts = result if isinstance(result, Mapping) else {"reward": result}
+        weighted: dict[str, float] = {}
+        for name, value in parts.items():
+            number = _number(value)
+            if number is None:
+                raise TypeError(
+                    f"part {name!r} is {value!r}; a reward returns numbers that are finite"
+                )
+            weighted[str(name)] = number * self.policy.weights.get(name, 1.0)
+        if not weighted:
+            raise TypeError("it returned no parts; a reward returns at least one number")
+        return weighted
+
+
+def make_scorer(
+    reward_fn: "str | type[RewardFn] | RewardFunction", reward_fn_args: Mapping[str, Any]
+) -> Scorer:
+    """The scorer of a reward given by name, class or function, with its `reward_fn_args`.
+
+    Raises:
+        ValueError, TypeError: It is no reward, does not take these settings, or asks for an
+            argument that no workflow passes.
+    """
+    entry: object = REWARD_FUNCTIONS.get(reward_fn) if isinstance(reward_fn, str) else reward_fn
+    policy, settings = RewardPolicy.split(reward_fn_args)
+    if isinstance(entry, type):
+        if not issubclass(entry, RewardFn):
+            raise ValueError(f"{entry.__qualname__} is no reward: derive it from RewardFn.")
+        entry = _instance(entry, settings)
+    elif not callable(entry):
+        raise ValueError(f"{entry!r} is no reward: give a RewardFn class or a function.")
+    elif settings:
+        raise TypeError(f"{_name(entry)} is a function: it takes no settings, but got {settings}.")
+    scorer = Scorer(entry, policy)
+    unknown = sorted((wanted_arguments(entry, required_only=True) or frozenset()) - ARGUMENTS)
+    if unknown:
+        raise TypeError(
+            f"The reward {_name(entry)} asks for {', '.join(map(repr, unknown))}, which no workflow"
+            f" passes. It may ask for: {', '.join(sorted(ARGUMENTS))}."
+        )
+    return scorer
+
+
+def wanted_arguments(
+    reward_fn: Callable[..., object], required_only: bool = False
+) -> frozenset[str] | None:
+    """Names a reward takes; None if it takes all (``**kwargs``)."""
+    parameters = inspect.signature(reward_fn).parameters.values()
+    if not required_only and any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return frozenset(p.name for p in named if not required_only or p.default is p.empty)
+
+
+def _instance(entry: type[RewardFn], settings: dict[str, Any]) -> RewardFn:
+    try:
+        return entry(**settings)
+    except TypeError as error:
+        raise TypeError(f"reward_fn_args do not fit {entry.__qualname__}: {error}") from error
+
+
+def _pick(arguments: Mapping[str, object], wanted: frozenset[str]) -> dict[str, object]:
+    return {name: value for name, value in arguments.items() if name in wanted}
+
+
+def _number(value: object) -> float | None:
+    try:
+        number = float(value)  # type: ignore[arg-type]  # checked by trying
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) and not isinstance(value, str) else None
+
+
+def _reason(error: Exception) -> str:
+    text = str(error) or "no message"
+    return text if isinstance(error, TimeoutError) else f"{type(error).__name__}: {text}"
+
+
+def _name(reward_fn: object) -> str:
+    return getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 300
+
+_THREADS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, DeadlinePool]
+_THREADS = weakref.WeakKeyDictionary()
+_PROCESSES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ProcessPool]
+_PROCESSES = weakref.WeakKeyDictionary()
+
+
+def num_stuck_rewards() -> int:
+    """Rewards of the running event loop that were given up but whose threads can't be ended."""
+    threads = _THREADS.get(asyncio.get_running_loop())
+    return threads.num_stuck if threads else 0
+
+
+def _threads() -> DeadlinePool:
+    """The threads of the running event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _THREADS:
+        _THREADS[loop] = DeadlinePool(_NUM_THREADS, "reward")
+    return _THREADS[loop]
+
+
+def _processes() -> ProcessPool:
+    """The child processes of the running event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _PROCESSES:
+        _PROCESSES[loop] = ProcessPool()
+    return _PROCESSES[loop]

@@ -1,0 +1,53 @@
+"""`MultiTurnWorkflow`: a conversation becomes one experience."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trinity.common.experience import Experience, TruncateStatus
+from trinity.common.workflows.workflow import Workflow
+from trinity.utils.threads import run_sync
+
+Messages = list[dict[str, Any]]
+
+
+class MultiTurnWorkflow(Workflow):
+    """A workflow that talks in turns and turns the whole talk into one experience.
+
+    All turns of the model are trained on; what it was told in between is context.
+    """
+
+    def process_messages_to_experience(
+        self,
+        messages: Messages,
+        reward: float,
+        info: Mapping[str, Any] | None = None,
+        truncate_status: TruncateStatus | None = None,
+    ) -> Experience:
+        """`process_messages_to_experience_async` for a workflow that is not async."""
+        return run_sync(
+            self.process_messages_to_experience_async(messages, reward, info, truncate_status)
+        )
+
+    async def process_messages_to_experience_async(
+        self,
+        messages: Messages,
+        reward: float,
+        info: Mapping[str, Any] | None = None,
+        truncate_status: TruncateStatus | None = None,
+    ) -> Experience:
+        """The conversation as one experience with ``reward``.
+
+        A conversation that is too long is cut, marked ``response_truncated`` and given reward 0.
+        Numbers in ``info`` become metrics too.
+        """
+        experience = await self.model.convert_messages_to_experience_async(messages)
+        experience.truncate_status = experience.truncate_status or truncate_status
+        is_cut = experience.truncate_status == "response_truncated"
+        experience.reward = 0.0 if is_cut else float(reward)
+        experience.info |= dict(info or {})
+        experience.metrics |= {
+            name: float(value)
+            for name, value in (info or {}).items()
+            if isinstance(value, (int, float))
+        }
+        return experience

@@ -1,0 +1,139 @@
+"""One question, some answers, a reward for each: `SimpleWorkflow`."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trinity.common.experience import Experience
+from trinity.common.rewards import RewardError, RewardFn, Scorer, make_scorer
+from trinity.common.workflows.task import Task
+from trinity.common.workflows.workflow import Workflow
+
+if TYPE_CHECKING:
+    from trinity.common.models import ModelWrapper
+
+Messages = list[dict[str, Any]]
+
+#: Key of `Experience.info` that says why a sample has no reward; such samples are left out.
+REWARD_ERROR = "reward_error"
+
+
+class BaseSimpleWorkflow(Workflow):
+    """A workflow of tasks with a prompt, perhaps a right answer, and a reward.
+
+    Attributes (of the task at hand):
+        task_desc, truth: Prompt and right answer of the row.
+        system_prompt, reply_prefix: Of the task's format; the row's own system prompt wins.
+        reward_fn: The reward, to be called directly; `score` calls it with its policy.
+    """
+
+    can_reset: ClassVar[bool] = True
+
+    #: Reward of tasks that name none.
+    default_reward_fn: ClassVar[str | type[RewardFn] | None] = None
+    #: System prompt of tasks that have none.
+    default_system_prompt: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        model: "ModelWrapper",
+        auxiliary_models: "list[ModelWrapper] | None" = None,
+    ) -> None:
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self.reset(task)
+
+    def reset(self, task: Task) -> None:
+        self.task = task
+        self.format_args = task.format_args
+        self.raw_task = task.raw_task
+        self.task_desc = task.task_desc
+        self.truth = task.truth
+        own_prompt = task.column(task.format_args.system_prompt_key)
+        self.system_prompt: str | None = (
+            own_prompt or task.format_args.system_prompt or self.default_system_prompt
+        )
+        self.reply_prefix = task.format_args.reply_prefix
+        self.reward_fn_args = task.reward_fn_args
+        self.scorer = self._make_scorer()
+
+    @property
+    def reward_fn(self) -> Any:
+        if self.scorer is None:
+            raise ValueError(self._no_reward())
+        return self.scorer.reward_fn
+
+    def format_messages(self) -> Messages:
+        """System prompt (if any), the task, and the reply prefix (if any)."""
+        messages: Messages = []
+        if self.system_prompt:
+            messages.append({"role": "system", "content": self.system_prompt})
+        messages.append({"role": "user", "content": self.task_desc})
+        if self.reply_prefix:
+            messages.append({"role": "assistant", "content": self.reply_prefix})
+        return messages
+
+    async def score(self, experience: Experience, messages: Messages, **more: object) -> None:
+        """Give ``experience`` its reward, or note in its info why it has none.
+
+        Args:
+            messages: What the response answers.
+            more: Further or other arguments for the reward, by name.
+
+        Raises:
+            RewardError: The reward failed and its policy is ``on_error: raise``.
+        """
+        if self.scorer is None:
+            raise ValueError(self._no_reward())
+        try:
+            parts = await self.scorer.score(**self._seen_by_reward(experience, messages), **more)
+        except RewardError as error:
+            if error.is_fatal:
+                raise
+            experience.reward, experience.info[REWARD_ERROR] = None, str(error)
+            return
+        experience.reward = sum(parts.values())
+        experience.metrics |= parts
+
+    def _seen_by_reward(self, experience: Experience, messages: Messages) -> dict[str, object]:
+        tokens = experience.tokens[experience.prompt_length :]
+        return {
+            "response": experience.response_text,
+            "truth": self.truth,
+            "ground_truth": self.truth,
+            "prompt": self.task_desc,
+            "messages": messages,
+            "tokens": tokens,
+            "response_token": tokens,
+            "truncation": experience.truncate_status,
+            "truncate_status": experience.truncate_status,
+            "task": self.task,
+            "metadata": self.raw_task,
+            "raw_task": self.raw_task,
+            "experience": experience,
+        }
+
+    def _no_reward(self) -> str:
+        return (
+            f"{type(self).__qualname__} needs a reward: set default_reward_fn_type of the "
+            "taskset, or format.reward_fn_key to the column that names one."
+        )
+
+    def _make_scorer(self) -> Scorer | None:
+        reward_fn = self.task.reward_fn or self.default_reward_fn
+        return make_scorer(reward_fn, self.reward_fn_args) if reward_fn else None
+
+
+class SimpleWorkflow(BaseSimpleWorkflow):
+    """Ask once, score each of the ``repeat_times`` answers."""
+
+    can_repeat: ClassVar[bool] = True
+    is_async: ClassVar[bool] = True
+
+    async def run_async(self) -> list[Experience]:
+        messages = self.format_messages()
+        answers = await self.model.chat_async(messages, n=self.repeat_times, **self.rollout_args)
+        for index, answer in enumerate(answers):
+            answer.eid.run = self.run_id_base + index
+        await asyncio.gather(*(self.score(answer, messages) for answer in answers))
+        return answers

@@ -1,0 +1,106 @@
+"""`Workflow`: the base of all workflows, and which of its methods is the one that runs."""
+
+import logging
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trinity.common.experience import Experience
+from trinity.utils.threads import run_sync
+
+if TYPE_CHECKING:
+    from trinity.common.models import ModelWrapper
+    from trinity.common.workflows.task import Task
+
+
+class Workflow:
+    """Lets a model work on one task; gives the experiences of it.
+
+    A subclass writes `run` (it then has a thread of its own and may block) or `run_async`, in
+    which the experiences of one run are made, scored and returned. `__init__` -> `run` once for
+    each run, unless it can do more:
+
+    - ``can_repeat``: one run makes the experiences of all repeats; `set_repeat_times` tells how
+      many. The flag holds for the class whose run method it stands beside: a subclass with a
+      run method of its own runs once for each repeat unless it says ``can_repeat`` again.
+    - ``can_reset``: an instance is used again for other tasks, after `reset`.
+
+    Args:
+        model: The model that is trained; its history is this run's alone.
+        auxiliary_models: Other models: judges, teachers.
+    """
+
+    can_reset: ClassVar[bool] = False
+    can_repeat: ClassVar[bool] = False
+    is_async: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        task: "Task",
+        model: "ModelWrapper",
+        auxiliary_models: "list[ModelWrapper] | None" = None,
+    ) -> None:
+        self.task = task
+        self.model = model
+        self.auxiliary_model_wrappers = list(auxiliary_models or [])
+        self.repeat_times = 1
+        self.run_id_base = 0
+        self.logger = logging.getLogger("trinity.workflow")
+
+    @property
+    def auxiliary_models(self) -> list[Any]:
+        """OpenAI clients of the auxiliary models: async ones if the workflow is."""
+        if type(self).runs_async():
+            return [m.get_openai_async_client() for m in self.auxiliary_model_wrappers]
+        return [m.get_openai_client() for m in self.auxiliary_model_wrappers]
+
+    @property
+    def rollout_args(self) -> dict[str, Any]:
+        """Sampling parameters that this task sets, for ``self.model.chat(..., **rollout_args)``."""
+        return self.task.rollout_args.model_dump(exclude_none=True, exclude={"n"})
+
+    def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
+        """Make the next run stand for ``repeat_times`` runs, numbered from ``run_id_base``."""
+        self.repeat_times, self.run_id_base = repeat_times, run_id_base
+
+    def reset(self, task: "Task") -> None:
+        """Take up another task (``can_reset`` only)."""
+        self.task = task
+
+    def run(self) -> list[Experience]:
+        """The experiences of this run."""
+        if type(self).runs_async():
+            return run_sync(self.run_async())
+        raise NotImplementedError(f"{type(self).__qualname__} has neither run nor run_async.")
+
+    async def run_async(self) -> list[Experience]:
+        """The experiences of this run."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no run_async.")
+
+    @classmethod
+    def runs_async(cls) -> bool:
+        """Whether `run_async` is what the class means: it is the one overridden last."""
+        sync_at, async_at = _defined_at(cls, "run"), _defined_at(cls, "run_async")
+        return async_at < sync_at or (async_at == sync_at and cls.is_async)
+
+    @classmethod
+    def repeats_at_once(cls) -> bool:
+        """Whether one run stands for all repeats (see ``can_repeat``)."""
+        runs_at = min(_defined_at(cls, "run"), _defined_at(cls, "run_async"))
+        return cls.can_repeat and _defined_at(cls, "can_repeat") <= runs_at
+
+    @property
+    def resettable(self) -> bool:
+        return self.can_reset
+
+    @property
+    def repeatable(self) -> bool:
+        return self.repeats_at_once()
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.runs_async()
+
+
+def _defined_at(cls: type, name: str) -> int:
+    """How many classes up from ``cls`` the attribute is defined."""
+    return next(depth for depth, base in enumerate(cls.__mro__) if name in vars(base))

@@ -1,0 +1,332 @@
+"""`WorkflowRunner`: runs workflows, as many at once as it is given; no scheduling, no retries."""
+
+import asyncio
+import sys
+import time
+import traceback
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from trinity.common.experience import Experience, serialize_many
+from trinity.common.rewards import RewardError, num_stuck_rewards
+from trinity.common.workflows import Task, Workflow
+from trinity.common.workflows.simple import REWARD_ERROR
+from trinity.explorer.units import RunResult, Unit, UnitResult, stable_seed
+from trinity.utils.log import get_logger
+from trinity.utils.plugins import load_plugins, load_plugins_from_env
+from trinity.utils.threads import CallTimeout, DeadlinePool
+
+if TYPE_CHECKING:
+    from trinity.common.models import ModelWrapper
+
+_GATHER_S = 0.002  # results that end together travel together
+_CANCEL_GRACE_S = 1.0
+_SWITCH_S = 0.0005  # so that a workflow that computes in a thread does not slow the others
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """Args:
+    num_threads: Workflows without `run_async` that run side by side.
+    concurrent_mode: Whether runs of one unit come one after the other (``sequential``) or
+        all at once.
+    plugin_dirs: Folders of plugins, besides those in ``TRINITY_PLUGIN_DIRS``.
+    """
+
+    num_threads: int = 64
+    concurrent_mode: Literal["sequential", "asynchronous", "multi-threading"] = "asynchronous"
+    plugin_dirs: tuple[str, ...] = ()
+
+
+class WorkflowRunner:
+    """Runs units and keeps their results until they are collected.
+
+    Lifecycle: ``prepare`` -> ``submit`` and ``collect`` in any number -> ``close``.
+
+    Args:
+        index: Names the log: ``explorer_runner_<index>.log``.
+        model: The model that is trained. Each run gets a clone with a history of its own.
+        auxiliary_models: Judges, teachers.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        model: "ModelWrapper",
+        auxiliary_models: "Sequence[ModelWrapper]" = (),
+        settings: RunnerSettings | None = None,
+    ) -> None:
+        self._index = index
+        self._model = model
+        self._auxiliary_models = list(auxiliary_models)
+        self._settings = settings or RunnerSettings()
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._results: list[UnitResult] = []
+        self._has_results = asyncio.Event()
+        self._num_stuck_coroutines = 0
+        self._spare: dict[type[Workflow], list[Workflow]] = {}
+
+    async def prepare(self) -> None:
+        """Load plugins, open the log."""
+        self._logger = get_logger(f"explorer_runner_{self._index}")
+        sys.setswitchinterval(_SWITCH_S)
+        self._threads = DeadlinePool(self._settings.num_threads, "workflow")
+        load_plugins_from_env()
+        load_plugins(self._settings.plugin_dirs)
+
+    async def submit(self, units: Sequence[Unit]) -> None:
+        """Start ``units``; returns at once."""
+        for unit in units:
+            self._under_way[unit.unit_id] = asyncio.create_task(self._work_on(unit))
+
+    async def collect(self, wait_s: float) -> list[UnitResult]:
+        """Units that are done; waits up to ``wait_s`` seconds for the first."""
+        if not self._results:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._has_results.wait()
+            except TimeoutError:
+                return []
+            await asyncio.sleep(_GATHER_S)
+        results, self._results = self._results, []
+        self._has_results.clear()
+        return results
+
+    async def stop(self, unit_ids: Sequence[int]) -> None:
+        """Give up these units: runs that are done are reported, the others as failed."""
+        for unit_id in unit_ids:
+            if unit_id in self._under_way:
+                self._under_way[unit_id].cancel()
+
+    async def close(self) -> None:
+        """Give up all that is under way."""
+        await self.stop(list(self._under_way))
+        if self._under_way:
+            await asyncio.wait(self._under_way.values(), timeout=_CANCEL_GRACE_S)
+        self._threads.close()
+
+    async def run_unit(self, unit: Unit) -> UnitResult:
+        """Do the runs of ``unit``; never raises for what a workflow does."""
+        start = time.perf_counter()
+        outcomes: dict[int, _Outcome] = {}
+        was_stopped = False
+        try:
+            await self._do_runs(unit, outcomes)
+        except asyncio.CancelledError:
+            was_stopped = True
+        for run in unit.runs:
+            if run not in outcomes:
+                text = "given up" if was_stopped else "not started"
+                outcomes[run] = _Outcome(RunResult(run, error=text), [])
+        done = [outcomes[run] for run in unit.runs]
+        kept = [] if unit.task.is_eval else [e for outcome in done for e in outcome.experiences]
+        return UnitResult(
+            unit.unit_id,
+            [outcome.result for outcome in done],
+            serialize_many(kept) if kept else b"",
+            time.perf_counter() - start,
+            self._threads.num_stuck + self._num_stuck_coroutines + num_stuck_rewards(),
+        )
+
+    async def _work_on(self, unit: Unit) -> None:
+        try:
+            result = await self.run_unit(unit)
+        except Exception:  # e.g. experiences that can't be serialised
+            error = traceback.format_exc()
+            self._logger.error("Task %s: %s", unit.task.task_id, error)
+            result = UnitResult(unit.unit_id, [RunResult(run, error) for run in unit.runs])
+        del self._under_way[unit.unit_id]
+        self._results.append(result)
+        self._has_results.set()
+
+    async def _do_runs(self, unit: Unit, outcomes: "dict[int, _Outcome]") -> None:
+        """Fill ``outcomes`` run by run, so that a stop keeps those that are done."""
+        try:
+            workflow_class = unit.task.workflow_class()
+        except Exception as error:  # a name or module that is not there
+            outcomes |= self._failed(unit, unit.runs, error)
+            return
+        if workflow_class.repeats_at_once():
+            outcomes |= await self._run_at_once(unit, workflow_class)
+            return
+
+        async def one(run: int) -> None:
+            outcomes[run] = await self._run_one(unit, run, workflow_class)
+
+        if self._settings.concurrent_mode == "sequential":
+            for run in unit.runs:
+                await one(run)
+        else:
+            await asyncio.gather(*map(one, unit.runs))
+
+    async def _run_at_once(
+        self, unit: Unit, workflow_class: type[Workflow]
+    ) -> "dict[int, _Outcome]":
+        """All runs of the unit by one call of a workflow that can repeat."""
+        is_whole_group = len(unit.runs) == unit.task.repeat_times
+        seed = stable_seed(unit.seed, *(() if is_whole_group else unit.runs), unit.attempt)
+        start = time.perf_counter()
+        try:
+            experiences = await self._experiences(unit, workflow_class, seed, unit.runs)
+        except Exception as error:  # whatever a workflow raises
+            return self._failed(unit, unit.runs, error, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        base = unit.runs[0]
+        by_run: dict[int, list[Experience]] = {run: [] for run in unit.runs}
+        for experience in experiences:
+            place = experience.eid.run - base
+            if not 0 <= place < len(unit.runs):
+                misnumbered = ValueError(
+                    f"The workflow numbered a run {experience.eid.run}, but was asked for runs "
+                    f"{base} to {base + len(unit.runs) - 1}: set eid.run = run_id_base + i."
+                )
+                return self._failed(unit, unit.runs, misnumbered, seconds)
+            by_run[unit.runs[place]].append(experience)
+        return {run: self._done(unit, run, found, seconds) for run, found in by_run.items()}
+
+    async def _run_one(self, unit: Unit, run: int, workflow_class: type[Workflow]) -> "_Outcome":
+        seed = stable_seed(unit.seed, run, unit.attempt)
+        start = time.perf_counter()
+        try:
+            experiences = await self._experiences(unit, workflow_class, seed, (run,))
+        except Exception as error:  # whatever a workflow raises
+            return self._failed(unit, (run,), error, time.perf_counter() - start)[run]
+        return self._done(unit, run, experiences, time.perf_counter() - start)
+
+    async def _experiences(
+        self, unit: Unit, workflow_class: type[Workflow], seed: int, runs: tuple[int, ...]
+    ) -> list[Experience]:
+        """What one call of the workflow gives, or its error; `CallTimeout` past the deadline."""
+        model = self._model.clone_with_isolated_history()
+        model.begin_run(seed)
+        auxiliary = [m.clone_with_isolated_history() for m in self._auxiliary_models]
+        for place, auxiliary_model in enumerate(auxiliary):
+            auxiliary_model.begin_run(stable_seed(seed, "auxiliary", place))
+        workflow = self._workflow(workflow_class, unit.task, model, auxiliary)
+        if workflow_class.repeats_at_once():
+            workflow.set_repeat_times(len(runs), runs[0])
+        if workflow_class.runs_async():
+            experiences = await self._with_deadline(workflow.run_async(), unit.timeout_s)
+        else:
+            experiences = await self._threads.run(workflow.run, unit.timeout_s)
+        if workflow_class.can_reset:
+            self._spare.setdefault(workflow_class, []).append(workflow)
+        return list(experiences)
+
+    async def _with_deadline(
+        self, run: Coroutine[object, object, list[Experience]], timeout_s: float
+    ) -> list[Experience]:
+        """The result of ``run``; `CallTimeout` past its deadline, even if it can't be cancelled."""
+        task = asyncio.ensure_future(run)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if done:
+            if task.cancelled():
+                raise RuntimeError("The workflow cancelled itself.")
+            return task.result()
+        task.cancel()
+        task.add_done_callback(lambda late: late.cancelled() or late.exception())
+        await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
+        self._num_stuck_coroutines += not task.done()
+        raise CallTimeout(f"not done after {timeout_s:g} s", is_stuck=not task.done())
+
+    def _workflow(
+        self,
+        workflow_class: type[Workflow],
+        task: Task,
+        model: "ModelWrapper",
+        auxiliary: "list[ModelWrapper]",
+    ) -> Workflow:
+        spare = self._spare.get(workflow_class)
+        if not spare:
+            workflow = workflow_class(task=task, model=model, auxiliary_models=auxiliary)
+        else:
+            workflow = spare.pop()
+            workflow.model, workflow.auxiliary_model_wrappers = model, auxiliary
+            workflow.reset(task)
+        workflow.logger = self._logger
+        return workflow
+
+    def _done(
+        self, unit: Unit, run: int, experiences: list[Experience], seconds: float
+    ) -> "_Outcome":
+        """Number, mark and sort out what a run gave. A run that gave nothing has failed."""
+        result = RunResult(run, seconds=seconds)
+        if not experiences:
+            result.error = "The workflow returned no experiences."
+            self._logger.warning("Task %s run %d: %s", unit.task.task_id, run, result.error)
+            return _Outcome(result, [])
+        kept = []
+        for ordinal, experience in enumerate(experiences):
+            why = experience.info.get(REWARD_ERROR)
+            if experience.reward is None and why:
+                result.dropped.append(str(why))
+                self._logger.warning(
+                    "Task %s run %d: no reward, sample left out: %s", unit.task.task_id, run, why
+                )
+                continue
+            _mark(experience, unit, run, ordinal)
+            experience.metrics["time/run_execution"] = seconds
+            result.metrics.append(_numbers_of(experience))
+            kept.append(experience)
+        result.num_experiences = len(kept)
+        return _Outcome(result, kept)
+
+    def _failed(
+        self, unit: Unit, runs: tuple[int, ...], error: Exception, seconds: float = 0.0
+    ) -> "dict[int, _Outcome]":
+        is_timeout = isinstance(error, CallTimeout)
+        text = str(error) if is_timeout else "".join(traceback.format_exception(error))
+        self._logger.error(
+            "Task %s run %s, attempt %d failed after %.1f s: %s\n%r",
+            unit.task.task_id,
+            ",".join(map(str, runs)),
+            unit.attempt + 1,
+            seconds,
+            text,
+            unit.task.task_desc,
+        )
+        result = RunResult(
+            runs[0],
+            error=text,
+            is_timeout=is_timeout,
+            is_fatal=isinstance(error, RewardError) and error.is_fatal,
+            seconds=seconds,
+        )
+        return {run: _Outcome(replace(result, run=run), []) for run in runs}
+
+
+@dataclass
+class _Outcome:
+    result: RunResult
+    experiences: list[Experience]
+
+
+def _mark(experience: Experience, unit: Unit, run: int, ordinal: int) -> None:
+    eid = experience.eid
+    eid.batch, eid.run = unit.task.batch_id, run
+    if eid.task == "":
+        eid.task = unit.task.task_id
+    eid.suffix = f"{stable_seed(unit.seed, run, ordinal) % 2**24:06x}"
+    info = experience.info
+    versions = experience.token_versions
+    if versions is not None and len(versions):
+        first, last = int(versions[0]), int(versions[-1])
+        info["model_version"], info["model_version_drift"] = first, last - first
+    info["use_count"] = 0
+    info["task_index"] = unit.task.index
+
+
+def _numbers_of(experience: Experience) -> dict[str, float]:
+    numbers = {
+        name: float(value)
+        for name, value in experience.metrics.items()
+        if isinstance(value, (int, float))
+    }
+    if experience.reward is not None:
+        numbers.setdefault("reward", experience.reward)
+    return numbers

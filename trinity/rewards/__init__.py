@@ -1,0 +1,1 @@
+"""Built-in rewards. Names: `trinity.common.rewards.REWARD_FUNCTIONS`."""

@@ -1,0 +1,1 @@
+"""Built-in workflows. Names: `trinity.common.workflows.WORKFLOWS`."""

@@ -1,0 +1,1 @@
+"""Workflows of tasks whose answer can be checked as mathematics."""
