@@ -1,0 +1,94 @@
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.toy import groups, model_folder, multi_turn, plain_model
+from trinity.common.experience import EID, Experience
+from trinity.trainer.backends.torch.engine import TorchTrainEngine
+from trinity.trainer.backends.torch.microbatch import MicroBatchRule
+from trinity.trainer.backends.torch.optimizer import OptimizerSettings
+from trinity.trainer.backends.torch.settings import TorchEngineSettings
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.loss import Objective
+
+GRPO = Objective.from_names("ppo", {"clip_range": 0.2}, entropy_loss_fn="default")
+
+
+def settings(folder: str, **changes: object) -> TorchEngineSettings:
+    optimizer = OptimizerSettings(lr=1e-3, clip_grad=1.0)
+    return TorchEngineSettings(folder, **{"dtype": "float32", "optimizer": optimizer, **changes})
+
+
+def plain_outputs(model: torch.nn.Module, batch: TrainBatch, temperature: float = 1.0):
+    """logprob and entropy [B, T] row by row, with full logits, differentiable."""
+    width = batch["action_mask"].shape[1]
+    logprobs, entropies = [], []
+    for b, tokens in enumerate(batch.row_tokens()):
+        start = int(batch["prompt_length"][b])
+        logits = model(tokens.long()[None]).logits[0, start - 1 : -1].float() / temperature
+        log_p = logits.log_softmax(-1)
+        picked = log_p.gather(1, tokens.long()[start:, None]).squeeze(1)
+        pad = (0, width - len(picked))
+        mask = batch["action_mask"][b]
+        logprobs.append(torch.nn.functional.pad(picked, pad) * mask)
+        entropies.append(torch.nn.functional.pad(-(log_p.exp() * log_p).sum(-1), pad) * mask)
+    return {"logprob": torch.stack(logprobs), "entropy": torch.stack(entropies)}
+
+
+def plain_gradient(folder: str, batch: TrainBatch, objective: Objective, temperature: float = 1.0):
+    model = plain_model(folder)
+    loss, _ = objective(plain_outputs(model, batch, temperature), batch)
+    loss.backward()
+    return float(loss), {n: p.grad for n, p in model.named_parameters()}
+
+
+def gradients(engine: TorchTrainEngine) -> dict[str, Tensor]:
+    return {n: m.grad for n, m in engine._trained().masters.items()}
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-6):
+    assert set(found) == set(wanted)
+    for name in wanted:
+        scale = max(float(wanted[name].abs().max()), 1e-3)
+        assert float((found[name] - wanted[name]).abs().max()) < tolerance * scale * 3, name
+
+
+ROWS = {
+    "groups": groups,
+    "multi_turn": multi_turn,
+    "mixed": lambda: [*groups(2, 3), *[_in_task(e, 9) for e in multi_turn()]],
+}
+
+
+def _in_task(experience: Experience, task: int) -> Experience:
+    experience.eid = EID(0, task, experience.eid.run)
+    return experience
+
+
+@pytest.mark.parametrize("rows", list(ROWS))
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+async def test_gradient_equals_the_padded_computation(tmp_path, rows, shares, temperature):
+    folder = model_folder(tmp_path / "model")
+    batch = TrainBatch.from_experiences(ROWS[rows]())
+    objective = Objective.from_names("ppo", None, "none", None, "default", {"entropy_coef": 0.01})
+    loss, wanted = plain_gradient(folder, batch, objective, temperature)
+    rule = MicroBatchRule(max_tokens=90)
+    engine = TorchTrainEngine(
+        settings(folder, shares_prefixes=shares, micro_batches=rule, temperature=temperature)
+    )
+    await engine.prepare()
+    metrics = await engine.forward_backward(batch, objective)
+    assert metrics["actor/final_loss"] == pytest.approx(loss, rel=1e-6)
+    assert_close(gradients(engine), wanted)
+
+
+async def test_logprobs_and_entropy_equal_plain_ones(tmp_path):
+    folder = model_folder(tmp_path / "model", tie_word_embeddings=False)
+    batch = TrainBatch.from_experiences(groups())
+    engine = TorchTrainEngine(settings(folder))
+    await engine.prepare()
+    found = await engine.forward(batch, entropy=True)
+    wanted = plain_outputs(plain_model(folder), batch)
+    torch.testing.assert_close(found["logprob"], wanted["logprob"], rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(found["entropy"], wanted["entropy"], rtol=1e-5, atol=2e-6)

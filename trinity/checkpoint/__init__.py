@@ -1,0 +1,1 @@
+"""Files <-> state: the layout of a job's folder, checkpoint shards, Hugging Face folders."""

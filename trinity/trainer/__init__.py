@@ -1,0 +1,1 @@
+"""The update loop and the engines that compute it."""

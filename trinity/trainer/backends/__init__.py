@@ -1,0 +1,1 @@
+"""Implementations of `trinity.trainer.engine.TrainEngine`, one folder a framework."""

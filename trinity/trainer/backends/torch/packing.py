@@ -1,0 +1,182 @@
+"""Rows of a micro-batch as one row of tokens, in which what rows begin with alike stands once.
+
+Rows of one group (the samples of a task, the steps of a trajectory) form a prefix tree. Every node
+is a `Segment`: tokens that lie side by side in the packed row and see their ancestors' tokens, then
+their own up to themselves. All layers but attention work on the packed row as on any row.
+
+Shape letters: N = packed tokens, M = trained tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trinity.trainer.batch import TrainBatch
+
+#: A split must save this many tokens: each segment costs a row of attention of its own.
+_MIN_SAVED_TOKENS = 16
+
+
+@dataclass
+class Segment:
+    """Tokens ``first`` to ``first + len(tokens)`` of a sequence, below its ``parent``."""
+
+    tokens: np.ndarray
+    first: int
+    parent: "Segment | None" = None
+    offset: int = 0
+    """Where it stands in the packed row."""
+    depth: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.depth = 0 if self.parent is None else self.parent.depth + 1
+
+    def path(self) -> list["Segment"]:
+        """From the root to this segment."""
+        above = self.parent.path() if self.parent else []
+        return [*above, self]
+
+
+@dataclass
+class PackedRows:
+    """A micro-batch as one row of tokens.
+
+    Args:
+        token_ids: [N].
+        position_ids: [N] place of each token in its own sequence.
+        segments: In the order in which they stand in the row.
+        source: [M] for each trained token, the packed token whose output predicts it.
+        target: [M] the trained token's id.
+        row: [M] the row of the batch it belongs to.
+        column: [M] its place in that row's response.
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    segments: list[Segment]
+    source: Tensor
+    target: Tensor
+    row: Tensor
+    column: Tensor
+
+    def scatter(self, values: Tensor, batch: TrainBatch) -> Tensor:
+        """[B, T] the values of the trained tokens ([M]), and 0 elsewhere. Differentiable."""
+        width = batch["action_mask"].shape[1]
+        place = self.row * width + self.column
+        flat = values.new_zeros(len(batch) * width).index_put((place,), values)
+        return flat.view(len(batch), width)
+
+
+def pack_rows(batch: TrainBatch, shares_prefixes: bool = True) -> PackedRows:
+    """Pack the rows that have a trained token, each up to the last that predicts one."""
+    tokens = [row.numpy() for row in batch.row_tokens()]
+    mask_BT = batch["action_mask"].numpy()
+    prompt_length_B = batch["prompt_length"].tolist()
+    columns = [np.flatnonzero(mask) for mask in mask_BT]
+    rows = [b for b in range(len(batch)) if len(columns[b])]
+    kept = {b: tokens[b][: prompt_length_B[b] + columns[b][-1]] for b in rows}
+    roots = _trees(batch, rows, kept) if shares_prefixes else {b: Segment(kept[b], 0) for b in rows}
+    segments = _place(roots, rows)
+    source = [_packed_index(roots[b], prompt_length_B[b] + columns[b] - 1) for b in rows]
+    target = [tokens[b][prompt_length_B[b] + columns[b]] for b in rows]
+    return PackedRows(
+        token_ids=_long(np.concatenate([s.tokens for s in segments])),
+        position_ids=_long(
+            np.concatenate([np.arange(s.first, s.first + len(s.tokens)) for s in segments])
+        ),
+        segments=segments,
+        source=_long(np.concatenate(source)),
+        target=_long(np.concatenate(target)),
+        row=_long(np.repeat(rows, [len(columns[b]) for b in rows])),
+        column=_long(np.concatenate([columns[b] for b in rows])),
+    )
+
+
+def count_packed_tokens(batch: TrainBatch, rows: Sequence[int]) -> int:
+    """Tokens that `pack_rows` would make of these rows."""
+    return len(pack_rows(batch.select(rows)).token_ids)
+
+
+def _long(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _trees(
+    batch: TrainBatch, rows: Sequence[int], kept: dict[int, np.ndarray]
+) -> dict[int, Segment]:
+    """The last segment of each row; rows of a group hang in one tree."""
+    groups: dict[int, list[int]] = {}
+    group_B = batch["group_id"].tolist()
+    for row in rows:
+        groups.setdefault(group_B[row], []).append(row)
+    leaves: dict[int, Segment] = {}
+    for members in groups.values():
+        ordered = sorted(members, key=lambda row: (kept[row].astype(">u4").tobytes(), row))
+        _grow(ordered, kept, 0, 0, None, leaves)
+    return leaves
+
+
+def _grow(
+    rows: Sequence[int],
+    kept: dict[int, np.ndarray],
+    start: int,
+    known: int,
+    parent: Segment | None,
+    leaves: dict[int, Segment],
+) -> None:
+    """Hang ``rows`` below ``parent``.
+
+    The rows are in lexicographic order, are alike in their first ``known`` tokens, and
+    ``parent``'s path covers the first ``start`` of these.
+    """
+    first, last = kept[rows[0]], kept[rows[-1]]
+    shared = known + _common_length(first[known:], last[known:])
+    is_split = len(rows) == 1 or (shared - start) * (len(rows) - 1) >= _MIN_SAVED_TOKENS
+    if is_split and shared > start:
+        parent = Segment(first[start:shared], start, parent)
+        start = shared
+    ended = [row for row in rows if len(kept[row]) == start]
+    for row in ended:
+        assert parent is not None
+        leaves[row] = parent
+    branches: dict[int, list[int]] = {}
+    for row in rows[len(ended) :]:
+        tokens = kept[row]
+        branches.setdefault(int(tokens[shared]) if len(tokens) > shared else -1, []).append(row)
+    for key, members in branches.items():
+        if key == -1:
+            leaf = Segment(kept[members[0]][start:], start, parent)
+            leaves.update(dict.fromkeys(members, leaf))
+        else:
+            _grow(members, kept, start, shared, parent, leaves)
+
+
+def _common_length(a: np.ndarray, b: np.ndarray) -> int:
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length
+
+
+def _place(leaves: dict[int, Segment], rows: Sequence[int]) -> list[Segment]:
+    """All segments in the order of their first row, ancestors first; sets their offsets."""
+    seen: dict[int, Segment] = {}
+    for row in rows:
+        for segment in leaves[row].path():
+            seen.setdefault(id(segment), segment)
+    segments = list(seen.values())
+    offset = 0
+    for segment in segments:
+        segment.offset = offset
+        offset += len(segment.tokens)
+    return segments
+
+
+def _packed_index(leaf: Segment, positions: np.ndarray) -> np.ndarray:
+    """Where the tokens at ``positions`` of a row stand in the packed row."""
+    path = leaf.path()
+    firsts = np.array([segment.first for segment in path])
+    shift = np.array([segment.offset - segment.first for segment in path])
+    return positions + shift[np.searchsorted(firsts, positions, side="right") - 1]
