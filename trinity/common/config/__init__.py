@@ -13,6 +13,7 @@ from trinity.common.config.buffer import (
     TasksetConfig,
     TrainerInputConfig,
 )
+from trinity.common.config.check import find_problems
 from trinity.common.config.cluster import ClusterConfig
 from trinity.common.config.data_processor import (
     DataProcessorConfig,
@@ -32,6 +33,7 @@ from trinity.common.config.explorer import (
     OverRolloutConfig,
 )
 from trinity.common.config.fill import Derived, is_set
+from trinity.common.config.gpus import GPUSplit, gpu_problems, split_gpus
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.loader import load_config, read_config
 from trinity.common.config.log import LogConfig
@@ -42,6 +44,7 @@ from trinity.common.config.model import (
     TinkerConfig,
 )
 from trinity.common.config.monitor import MonitorConfig
+from trinity.common.config.names import known_names
 from trinity.common.config.root import Config, StageConfig
 from trinity.common.config.service import DataJuicerServiceConfig, ServiceConfig
 from trinity.common.config.stages import Stage, iterate_stages
@@ -66,6 +69,7 @@ __all__ = [
     "ExplorerInputConfig",
     "ExternalModelConfig",
     "FormatConfig",
+    "GPUSplit",
     "GenerationConfig",
     "InferenceModelConfig",
     "LoRAConfig",
@@ -87,10 +91,14 @@ __all__ = [
     "TrainerConfig",
     "TrainerInputConfig",
     "derive",
+    "find_problems",
+    "gpu_problems",
     "is_set",
     "iterate_stages",
+    "known_names",
     "load_config",
     "needs_critic",
     "needs_reference",
     "read_config",
+    "split_gpus",
 ]

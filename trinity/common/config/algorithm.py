@@ -40,7 +40,7 @@ class OptimizerConfig(ConfigModel):
     """Decoupled weight decay, per step and unit of learning rate."""
 
     clip_grad: float = Field(1.0, gt=0)
-    """Largest gradient norm with `trainer_type: verl` and Megatron; `trainer.grad_clip` else."""
+    """Largest gradient norm; another name of `trainer.grad_clip`."""
 
 
 class AlgorithmConfig(ConfigModel):

@@ -88,8 +88,16 @@ def _derive_experience_buffer(filler: Filler, spec: AlgorithmSpec) -> None:
     filler.default(f"{EXPERIENCES}.storage_type", *_usual_storage(buffer, spec))
     filler.default(f"{EXPERIENCES}.schema_type", spec.schema, "by algorithm")
     _derive_path(filler, EXPERIENCES, buffer)
+    _derive_capacity(filler, buffer)
     filler.copy(f"{EXPERIENCES}.total_epochs", "buffer.total_epochs")
     _derive_format(filler, EXPERIENCES)
+
+
+def _derive_capacity(filler: Filler, buffer: ExperienceBufferConfig) -> None:
+    key, needed = f"{EXPERIENCES}.capacity", 2 * filler.config.buffer.train_batch_size
+    is_queue = buffer.storage_type is StorageType.QUEUE
+    if is_queue and not filler.is_set(key) and buffer.capacity < needed:
+        filler.put(key, needed, "room for two training steps")
 
 
 def _usual_storage(buffer: ExperienceBufferConfig, spec: AlgorithmSpec) -> tuple[StorageType, str]:

@@ -12,6 +12,9 @@ def derive_trainer(filler: Filler, spec: AlgorithmSpec) -> None:
     config = filler.config
     if not config.mode.trains:
         return
+    own, other = "trainer.grad_clip", "algorithm.optimizer.clip_grad"
+    if filler.is_set(other) and not filler.is_set(own):
+        filler.put(own, config.algorithm.optimizer.clip_grad, f"as {other}")
     if spec.schema != "experience":
         filler.default("trainer.total_steps", config.buffer.total_steps, "as buffer.total_steps")
     longest = config.model.max_model_len

@@ -25,14 +25,18 @@ def iterate_stages(config: Config) -> Iterator[Stage]:
     """The stages of ``config`` in order, each a whole configuration of its own.
 
     A stage takes over what it does not say. Its name is added to the experiment's, and it
-    always leaves a Hugging Face model behind for the next one.
+    leaves a Hugging Face model behind if another one follows.
     """
     if not config.stages:
         yield Stage("", config)
         return
     base = config.model_dump(exclude_unset=True, exclude={"stages"})
-    for stage in config.stages:
-        yield Stage(stage.stage_name, _stage_config(config, base, stage))
+    for index, stage in enumerate(config.stages):
+        merged = _stage_config(config, base, stage)
+        has_successor = index + 1 < len(config.stages)
+        if has_successor and merged.trainer.save_hf_checkpoint is SaveHF.NEVER:
+            merged.trainer.save_hf_checkpoint = SaveHF.LAST
+        yield Stage(stage.stage_name, merged)
 
 
 def _stage_config(config: Config, base: dict[str, Any], stage: StageConfig) -> Config:
@@ -81,5 +85,3 @@ def _fit_to_mode(config: Config) -> None:
     synchronizer = config.synchronizer
     if synchronizer.sync_method is SyncMethod.NCCL and not config.mode.pairs:
         synchronizer.sync_method = None
-    if config.trainer.save_hf_checkpoint is SaveHF.NEVER:
-        config.trainer.save_hf_checkpoint = SaveHF.LAST

@@ -1,0 +1,63 @@
+"""What a check looks at: a configuration as given and as filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from trinity.common.config.algorithm_table import AlgorithmSpec
+from trinity.common.config.fill import is_set, value_at
+from trinity.common.config.names import KINDS, Names
+from trinity.common.config.root import Config
+from trinity.common.errors import Problem
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run to be checked.
+
+    Args:
+        given: The configuration of the user.
+        config: The same, filled in.
+        spec: Its algorithm.
+        known: Names a file may use; a registry without names is not judged.
+    """
+
+    given: Config
+    config: Config
+    spec: AlgorithmSpec
+    known: Names
+
+    def is_set(self, key: str) -> bool:
+        """Whether the user gave ``key``."""
+        return is_set(self.given, key)
+
+    def problem(self, key: str, message: str, fix: str) -> Problem:
+        """A problem at ``key``, with the value that stands there."""
+        return Problem(key, message, fix, _shown(self.config, key))
+
+    def unknown(self, key: str, registry: str, also: Collection[str] = ()) -> Iterator[Problem]:
+        """A problem if the name at ``key`` is in no registry; dotted paths are not judged."""
+        name = value_at(self.config, key.split("."))
+        names = self.known.get(registry, frozenset())
+        if not name or not names or "." in name or name in names or name in also:
+            return
+        close = get_close_matches(name, sorted(names), n=1)
+        guess = f"Did you mean `{close[0]}`? " if close else ""
+        fix = (
+            f"{guess}Known: {', '.join(sorted(names))}. For one of your own, pass its folder "
+            "with --plugin-dir, or name it by path: `my_package.my_module.Name`."
+        )
+        yield self.problem(key, f"No {KINDS[registry]} is called {name!r}.", fix)
+
+
+Check = Callable[[Case], Iterator[Problem]]
+
+
+def _shown(config: Config, key: str) -> object:
+    try:
+        value = value_at(config, key.split("."))
+    except (AttributeError, KeyError, IndexError, ValueError):
+        return None
+    return value if isinstance(value, str | int | float | bool) and value != "" else None

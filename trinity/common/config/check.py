@@ -1,0 +1,102 @@
+"""What contradicts what in a configuration, found without disk, network or GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
+from trinity.common.config.case import Case, Check
+from trinity.common.config.check_algorithm import ALGORITHM_CHECKS
+from trinity.common.config.check_data import DATA_CHECKS
+from trinity.common.config.check_model import MODEL_CHECKS
+from trinity.common.config.check_sync import SYNC_CHECKS
+from trinity.common.config.check_trainer import TRAINER_CHECKS
+from trinity.common.config.derive import derive, spec_of
+from trinity.common.config.gpus import gpu_problems
+from trinity.common.config.names import Names, builtin_names
+from trinity.common.config.root import Config
+from trinity.common.config.stages import iterate_stages
+from trinity.common.errors import Problem
+
+
+def find_problems(
+    config: Config,
+    known: Names | None = None,
+    algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS,
+) -> list[Problem]:
+    """Everything in ``config`` and its stages that cannot work, each with its line.
+
+    Args:
+        config: As `load_config` gives it.
+        known: Names that the file may use; `known_names` adds those of plugins.
+        algorithms: The table of algorithms, with those of plugins.
+    """
+    names = builtin_names() if known is None else known
+    found: dict[tuple[str, str], Problem] = {}
+    for problem in _all(config, names, algorithms):
+        line = problem.line or config.source.line(problem.key)
+        found.setdefault((problem.key, problem.message), replace(problem, line=line))
+    return list(found.values())
+
+
+def _all(
+    config: Config, known: Names, algorithms: Mapping[str, AlgorithmSpec]
+) -> Iterator[Problem]:
+    yield from _stage_names(config)
+    for index, (_, stage) in enumerate(iterate_stages(config)):
+        for problem in problems_of_run(stage, known, algorithms):
+            yield _in_stage(config, index, problem)
+
+
+def problems_of_run(
+    config: Config, known: Names, algorithms: Mapping[str, AlgorithmSpec]
+) -> Iterator[Problem]:
+    """The problems of one stage, or of a file without stages."""
+    case = Case(config, derive(config, algorithms).config, spec_of(config, algorithms), known)
+    for check in CHECKS:
+        yield from check(case)
+
+
+def _in_stage(config: Config, index: int, problem: Problem) -> Problem:
+    """``problem`` under the key of the stage, if the stage is where it was written."""
+    key = f"stages.{index}.{problem.key}"
+    written_there = bool(config.stages) and key in config.source.lines
+    return replace(problem, key=key) if written_there else problem
+
+
+def _stage_names(config: Config) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, stage in enumerate(config.stages):
+        if stage.stage_name in seen:
+            key = f"stages.{index}.stage_name"
+            message = "Another stage has this name; their folders would be one."
+            fix = f"Call it `{stage.stage_name}_{index + 1}`."
+            yield Problem(key, message, fix, stage.stage_name)
+        seen.add(stage.stage_name)
+
+
+def _names(case: Case) -> Iterator[Problem]:
+    for key in ("project", "name"):
+        if not getattr(case.config, key):
+            message = "This must not be empty: the job's folder is named by it."
+            yield case.problem(key, message, f"Write `{key}: my_{key}`.")
+    if case.config.explorer.name == case.config.trainer.name:
+        message = "Explorer and trainer have the same name; their files would be one."
+        yield case.problem("explorer.name", message, "Write `name: explorer` in `explorer`.")
+
+
+def _gpus(case: Case) -> Iterator[Problem]:
+    cluster = case.config.cluster
+    yield from gpu_problems(case.config, cluster.node_num, cluster.gpu_per_node)
+
+
+CHECKS: tuple[Check, ...] = (
+    _names,
+    *ALGORITHM_CHECKS,
+    *MODEL_CHECKS,
+    *DATA_CHECKS,
+    *SYNC_CHECKS,
+    *TRAINER_CHECKS,
+    _gpus,
+)

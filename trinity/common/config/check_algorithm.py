@@ -1,0 +1,152 @@
+"""Checks of `algorithm:` against the mode, the data and itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trinity.common.config.case import Case, Check
+from trinity.common.constants import Mode, TrainerType
+from trinity.common.errors import Problem
+
+_REGISTRY_OF = {
+    "algorithm_type": "ALGORITHM_TYPE",
+    "advantage_fn": "ADVANTAGE_FN",
+    "policy_loss_fn": "POLICY_LOSS_FN",
+    "kl_loss_fn": "KL_FN",
+    "kl_penalty_fn": "KL_FN",
+    "entropy_loss_fn": "ENTROPY_LOSS_FN",
+    "sample_strategy": "SAMPLE_STRATEGY",
+}
+_NEEDS_TEACHER = frozenset(("on_policy_distill", "jsd"))
+_NEEDS_VALUES = "ppo"
+
+
+def _names(case: Case) -> Iterator[Problem]:
+    for field, registry in _REGISTRY_OF.items():
+        if field == "algorithm_type" or case.is_set(f"algorithm.{field}"):
+            yield from case.unknown(f"algorithm.{field}", registry, also=("none",))
+
+
+def _mode(case: Case) -> Iterator[Problem]:
+    mode, name = case.config.mode, case.config.algorithm.algorithm_type
+    if mode in case.spec.modes or mode in (Mode.BENCH, Mode.SERVE):
+        return
+    wanted = " or ".join(sorted(case.spec.modes))
+    message = f"{name} trains on a data set and takes no rollouts, but mode is {mode}."
+    yield case.problem("algorithm.algorithm_type", message, f"Set `mode: {wanted}`.")
+
+
+def _repeat_times(case: Case) -> Iterator[Problem]:
+    algorithm, spec = case.config.algorithm, case.spec
+    if not case.is_set("algorithm.repeat_times") or algorithm.repeat_times is None:
+        return
+    name, count, key = algorithm.algorithm_type, algorithm.repeat_times, "algorithm.repeat_times"
+    if spec.fixed_repeat_times and count != spec.repeat_times:
+        fix = f"Remove it, or set `repeat_times: {spec.repeat_times}`."
+        yield case.problem(key, f"{name} takes rows in pairs; this is always 2.", fix)
+    elif count < spec.min_repeat_times and algorithm.advantage_fn == spec.advantage_fn:
+        message = f"{name} compares the samples of one task with each other, and there is one."
+        fix = f"Set `repeat_times` to {spec.min_repeat_times} or more, such as 8."
+        yield case.problem(key, message, fix)
+
+
+def _advantage(case: Case) -> Iterator[Problem]:
+    algorithm = case.config.algorithm
+    if algorithm.advantage_fn == _NEEDS_VALUES and not case.spec.use_critic:
+        if not case.is_set("algorithm.advantage_fn"):
+            return
+        message = (
+            f"The advantage `ppo` needs a critic, and algorithm_type {algorithm.algorithm_type!r} "
+            "trains none."
+        )
+        fix = "Set `algorithm_type: ppo`, or remove `advantage_fn`."
+        yield case.problem("algorithm.advantage_fn", message, fix)
+
+
+def _loss_agg_mode(case: Case) -> Iterator[Problem]:
+    algorithm = case.config.algorithm
+    own = (algorithm.policy_loss_fn_args or {}).get("loss_agg_mode")
+    if own and own != algorithm.loss_agg_mode:
+        message = f"algorithm.policy_loss_fn_args.loss_agg_mode says {own!r}."
+        yield case.problem("algorithm.loss_agg_mode", message, "Remove one of the two.")
+
+
+def _warmup(case: Case) -> Iterator[Problem]:
+    optimizer = case.config.algorithm.optimizer
+    if optimizer.lr_warmup_steps >= 0 and optimizer.lr_warmup_steps_ratio > 0:
+        key = "algorithm.optimizer.lr_warmup_steps_ratio"
+        message = f"algorithm.optimizer.lr_warmup_steps is {optimizer.lr_warmup_steps} already."
+        yield case.problem(key, message, "Remove one of the two.")
+    for index, beta in enumerate(optimizer.betas):
+        if not 0 <= beta < 1:
+            key = f"algorithm.optimizer.betas.{index}"
+            message = "A decay rate lies from 0 to below 1."
+            yield case.problem(key, message, "Use `betas: [0.9, 0.999]`.")
+
+
+def _grad_clip(case: Case) -> Iterator[Problem]:
+    ours, other = "trainer.grad_clip", "algorithm.optimizer.clip_grad"
+    if not (case.is_set(ours) and case.is_set(other)):
+        return
+    if case.given.trainer.grad_clip != case.given.algorithm.optimizer.clip_grad:
+        message = f"`{ours}` means the same and says {case.given.trainer.grad_clip}."
+        yield case.problem(other, message, "Remove one of the two.")
+
+
+def _expert_data(case: Case) -> Iterator[Problem]:
+    algorithm = case.config.algorithm
+    if algorithm.sample_strategy != "mix" or not case.config.mode.trains:
+        return
+    name = (algorithm.sample_strategy_args or {}).get("sft_dataset_name", "sft_dataset")
+    if name not in case.config.buffer.trainer_input.auxiliary_buffers:
+        message = f"{algorithm.algorithm_type} mixes in expert data, and there is none."
+        fix = f"Add `{name}` with its `path` below `buffer.trainer_input.auxiliary_buffers`."
+        yield Problem(f"buffer.trainer_input.auxiliary_buffers.{name}", message, fix)
+
+
+def _teacher(case: Case) -> Iterator[Problem]:
+    name = case.config.algorithm.algorithm_type
+    learns = name in _NEEDS_TEACHER and case.config.mode.pairs
+    if learns and not case.config.explorer.auxiliary_models:
+        message = f"{name} learns from a teacher, and there is none."
+        fix = "Add the teacher as `- model_path: ...` below `explorer.auxiliary_models`."
+        yield Problem("explorer.auxiliary_models", message, fix)
+
+
+def _router_replay(case: Case) -> Iterator[Problem]:
+    replays = case.config.algorithm.enable_router_replay
+    returns = case.config.explorer.rollout_model.enable_return_routed_experts
+    why = "Routes of a mixture-of-experts rollout cannot be replayed in training yet."
+    if replays:
+        key = "algorithm.enable_router_replay"
+        yield case.problem(key, why, "Remove it; the gap shows in the mismatch metrics.")
+    if returns:
+        key = "explorer.rollout_model.enable_return_routed_experts"
+        yield case.problem(key, why, "Remove it.")
+
+
+def _tinker(case: Case) -> Iterator[Problem]:
+    if case.config.trainer.trainer_type is not TrainerType.TINKER:
+        return
+    if case.spec.use_critic:
+        message = "The Tinker service trains no critic."
+        fix = "Use an algorithm without one, such as `grpo`."
+        yield case.problem("algorithm.algorithm_type", message, fix)
+    if not case.config.model.tinker.enable:
+        message = "The trainer is `tinker`, but `model.tinker.enable` is false."
+        yield case.problem("trainer.trainer_type", message, "Set `model.tinker.enable: true`.")
+
+
+ALGORITHM_CHECKS: tuple[Check, ...] = (
+    _names,
+    _mode,
+    _repeat_times,
+    _advantage,
+    _loss_agg_mode,
+    _warmup,
+    _grad_clip,
+    _expert_data,
+    _teacher,
+    _router_replay,
+    _tinker,
+)

@@ -1,0 +1,179 @@
+"""Checks of `buffer:` and `data_processor:`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trinity.common.config.buffer import DataSelectorConfig, TasksetConfig
+from trinity.common.config.case import Case, Check
+from trinity.common.config.derive_data import EXPERIENCES, INPUT
+from trinity.common.constants import Mode, StorageType
+from trinity.common.errors import Problem
+
+_TASK_STORAGE = (StorageType.FILE, StorageType.SQL, StorageType.REASONING_GYM)
+_FEATURES = {"difficulty_based": 2, "offline_easy2hard": 1}
+
+
+def _tasksets(case: Case) -> Iterator[Problem]:
+    tasks, mode = case.given.buffer.explorer_input, case.config.mode
+    if tasks.taskset is not None and tasks.tasksets:
+        message = f"`{INPUT}.tasksets` is given too."
+        yield Problem(f"{INPUT}.taskset", message, "Move it into the list of `tasksets`.")
+    needs_tasks = mode in (Mode.BOTH, Mode.EXPLORE, Mode.COLOCATE) and _takes_rollouts(case)
+    if needs_tasks and tasks.taskset is None and not tasks.tasksets and not _makes_tasks(case):
+        message = f"Mode {mode} needs tasks to train on, and there are none."
+        fix = "Add `taskset:` with its `path` below `buffer.explorer_input`."
+        yield Problem(f"{INPUT}.taskset", message, fix)
+    if mode is Mode.BENCH and not tasks.eval_tasksets:
+        message = "Mode bench needs tasks to evaluate on, and there are none."
+        fix = "Add `eval_tasksets:` below `buffer.explorer_input`."
+        yield Problem(f"{INPUT}.eval_tasksets", message, fix)
+
+
+def _takes_rollouts(case: Case) -> bool:
+    return case.spec.schema == "experience"
+
+
+def _makes_tasks(case: Case) -> bool:
+    pipeline = case.config.data_processor.task_pipeline
+    return pipeline is not None and pipeline.output is not None
+
+
+def _each_taskset(case: Case) -> Iterator[Problem]:
+    if not case.config.mode.explores:
+        return
+    tasks = case.config.buffer.explorer_input
+    single = case.given.buffer.explorer_input.taskset is not None
+    for kind in ("tasksets", "eval_tasksets"):
+        for index, taskset in enumerate(getattr(tasks, kind)):
+            key = f"{INPUT}.{kind}.{index}"
+            shown = f"{INPUT}.taskset" if single and kind == "tasksets" else key
+            for problem in _taskset(case, key, taskset):
+                yield _renamed(problem, key, shown)
+
+
+def _renamed(problem: Problem, key: str, shown: str) -> Problem:
+    name = shown + problem.key[len(key) :]
+    return Problem(name, problem.message, problem.fix, problem.value)
+
+
+def _taskset(case: Case, key: str, taskset: TasksetConfig) -> Iterator[Problem]:
+    if not taskset.path:
+        wanted = "the name of the data set" if taskset.storage_type == "reasoning_gym" else "a path"
+        message = f"Tasks from `{taskset.storage_type}` need {wanted}."
+        yield Problem(f"{key}.path", message, "Add `path: ...` to it.")
+    if taskset.storage_type not in _TASK_STORAGE:
+        message = "Tasks are read, not queued."
+        fix = "Use `file`, `sql` or `reasoning_gym`."
+        yield case.problem(f"{key}.storage_type", message, fix)
+    yield from case.unknown(f"{key}.default_workflow_type", "WORKFLOWS")
+    yield from case.unknown(f"{key}.default_reward_fn_type", "REWARD_FUNCTIONS")
+    yield from _selector(case, f"{key}.data_selector", taskset.data_selector)
+
+
+def _selector(case: Case, key: str, selector: DataSelectorConfig) -> Iterator[Problem]:
+    yield from case.unknown(f"{key}.selector_type", "SELECTORS")
+    wanted = _FEATURES.get(selector.selector_type, 0)
+    found = len(selector.feature_keys)
+    exact = selector.selector_type == "difficulty_based"
+    if found < wanted or (exact and found != wanted):
+        count = f"exactly {wanted} columns" if exact else "a column"
+        message = f"`{selector.selector_type}` needs {count} in `feature_keys`; here are {found}."
+        fix = "Add them as `feature_keys: [column, ...]`."
+        yield Problem(f"{key}.feature_keys", message, fix)
+
+
+def _unique_names(case: Case) -> Iterator[Problem]:
+    tasks = case.config.buffer.explorer_input
+    seen: dict[str, str] = {}
+    named = [(f"{INPUT}.tasksets.{i}.name", t.name) for i, t in enumerate(tasks.tasksets)]
+    named += [
+        (f"{INPUT}.eval_tasksets.{i}.name", t.name) for i, t in enumerate(tasks.eval_tasksets)
+    ]
+    for key, name in named:
+        if name in seen:
+            message = f"`{seen[name]}` has this name too; their metrics would be one."
+            yield case.problem(key, message, "Give it another name.")
+        seen.setdefault(name, key)
+
+
+def _batch(case: Case) -> Iterator[Problem]:
+    buffer = case.config.buffer
+    if not case.config.mode.trains or buffer.train_batch_size:
+        return
+    message = "Training on a data set needs the number of rows of one step."
+    yield Problem("buffer.train_batch_size", message, "Add `train_batch_size: 32` below `buffer`.")
+
+
+def _experience_buffer(case: Case) -> Iterator[Problem]:
+    buffer = case.config.buffer.trainer_input.experience_buffer
+    if buffer is None or case.config.mode is Mode.BENCH:
+        return
+    offline = case.spec.schema != "experience"
+    if offline and not buffer.path and case.config.mode.trains:
+        name = case.config.algorithm.algorithm_type
+        message = f"{name} trains on a data set, and none is named."
+        fix = "Add `experience_buffer:` with its `path` below `buffer.trainer_input`."
+        yield Problem(f"{EXPERIENCES}.path", message, fix)
+    if not offline and buffer.storage_type is StorageType.FILE and case.config.mode.pairs:
+        message = f"A file cannot be written and read at once (mode {case.config.mode})."
+        fix = "Use `queue`; with a `path` it keeps a copy there."
+        yield case.problem(f"{EXPERIENCES}.storage_type", message, fix)
+    if buffer.storage_type is StorageType.REASONING_GYM:
+        fix = "Use `queue`, `sql` or `file`."
+        yield case.problem(f"{EXPERIENCES}.storage_type", "This makes tasks only.", fix)
+    yield from _queue(case)
+
+
+def _queue(case: Case) -> Iterator[Problem]:
+    buffer = case.config.buffer.trainer_input.experience_buffer
+    assert buffer is not None
+    is_queue = buffer.storage_type is StorageType.QUEUE
+    needed = case.config.buffer.train_batch_size
+    if is_queue and buffer.capacity < needed:
+        message = f"One training step reads {needed} experiences (buffer.train_batch_size)."
+        fix = f"Set it to {2 * needed} or more."
+        yield case.problem(f"{EXPERIENCES}.capacity", message, fix)
+    if buffer.replay_buffer.enable and not is_queue:
+        message = f"Only a queue replays; this buffer is `{buffer.storage_type}`."
+        fix = "Set `storage_type: queue`, or remove it."
+        yield case.problem(f"{EXPERIENCES}.replay_buffer.enable", message, fix)
+
+
+def _auxiliary_buffers(case: Case) -> Iterator[Problem]:
+    for name, buffer in case.config.buffer.trainer_input.auxiliary_buffers.items():
+        if not buffer.path:
+            key = f"buffer.trainer_input.auxiliary_buffers.{name}.path"
+            yield Problem(key, "A further data set needs its path.", "Add `path: ...` to it.")
+
+
+def _pipelines(case: Case) -> Iterator[Problem]:
+    key = "data_processor.experience_pipeline.operators"
+    operators = case.config.data_processor.experience_pipeline.operators
+    for index, operator in enumerate(operators):
+        yield from case.unknown(f"{key}.{index}.name", "EXPERIENCE_OPERATORS")
+        if operator.name == "data_juicer" and case.config.service.data_juicer is None:
+            message = "The operator `data_juicer` needs the Data-Juicer service."
+            fix = "Add `data_juicer: {auto_start: true}` below `service`."
+            yield Problem("service.data_juicer", message, fix)
+    pipeline = case.config.data_processor.task_pipeline
+    if pipeline is None:
+        return
+    key = "data_processor.task_pipeline"
+    if pipeline.operators and pipeline.config_path:
+        message = f"`{key}.operators` is given too, and both say what to do."
+        yield case.problem(f"{key}.config_path", message, "Remove one of the two.")
+    if not pipeline.inputs:
+        message = "The pipeline has nothing to work on."
+        yield Problem(f"{key}.inputs", message, "Add `inputs:` with a path.")
+
+
+DATA_CHECKS: tuple[Check, ...] = (
+    _tasksets,
+    _each_taskset,
+    _unique_names,
+    _batch,
+    _experience_buffer,
+    _auxiliary_buffers,
+    _pipelines,
+)

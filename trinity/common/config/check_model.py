@@ -1,0 +1,169 @@
+"""Checks of `model:` and of the models of `explorer:`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trinity.common.config.case import Case, Check
+from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.constants import EngineType, Mode
+from trinity.common.errors import Problem
+
+_PARALLEL = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size", "nnodes")
+
+
+def _path(case: Case) -> Iterator[Problem]:
+    model = case.config.model
+    if not model.model_path and not model.external_model.enable:
+        message = "No model is named."
+        fix = "Add `model_path: /path/to/model`, or a hub name, below `model`."
+        yield Problem("model.model_path", message, fix)
+
+
+def _lengths(case: Case) -> Iterator[Problem]:
+    model = case.config.model
+    if not model.external_model.enable:
+        yield from _limits(case, "model")
+    for key in _models(case):
+        if key != "explorer.rollout_model" or _has_own_length(case, key):
+            yield from _limits(case, key)
+
+
+def _has_own_length(case: Case, key: str) -> bool:
+    names = ("max_model_len", "max_prompt_tokens", "max_response_tokens", "min_response_tokens")
+    return any(case.is_set(f"{key}.{name}") for name in names)
+
+
+def _limits(case: Case, key: str) -> Iterator[Problem]:
+    model = case.config.model if key == "model" else _models(case)[key]
+    total, prompt, response = (
+        model.max_model_len,
+        model.max_prompt_tokens,
+        model.max_response_tokens,
+    )
+    if total is None:
+        message = "The longest sequence cannot be told."
+        fix = "Set it, or both `max_prompt_tokens` and `max_response_tokens`."
+        yield Problem(f"{key}.max_model_len", message, fix)
+        return
+    if (prompt or 0) + (response or 0) > total:
+        message = (
+            f"A prompt of {prompt} tokens ({key}.max_prompt_tokens) and a response of {response} "
+            f"({key}.max_response_tokens) are longer than {total}."
+        )
+        fix = f"Set `max_model_len` to {(prompt or 0) + (response or 0)}, or lower the two."
+        yield case.problem(f"{key}.max_model_len", message, fix)
+    least = model.min_response_tokens or 0
+    if response and least >= response:
+        message = f"A response is at most {response} tokens long ({key}.max_response_tokens)."
+        fix = f"Set it to {response - 1} or less."
+        yield case.problem(f"{key}.min_response_tokens", message, fix)
+
+
+def _models(case: Case) -> dict[str, InferenceModelConfig]:
+    explorer = case.config.explorer
+    if not case.config.mode.explores:
+        return {}
+    auxiliary = {
+        f"explorer.auxiliary_models.{index}": model
+        for index, model in enumerate(explorer.auxiliary_models)
+    }
+    return {"explorer.rollout_model": explorer.rollout_model, **auxiliary}
+
+
+def _lora(case: Case) -> Iterator[Problem]:
+    loras = case.config.model.lora_configs or []
+    if len(loras) > 1:
+        message = f"One adapter can be trained at a time; here are {len(loras)}."
+        yield Problem("model.lora_configs", message, "Keep one of them.")
+    if loras and case.config.model.tinker.enable:
+        message = "The Tinker service makes its own adapter (`model.tinker.enable`)."
+        fix = "Remove `lora_configs`, and set `model.tinker.rank`."
+        yield Problem("model.lora_configs", message, fix)
+
+
+def _external(case: Case) -> Iterator[Problem]:
+    external = case.config.model.external_model
+    if not external.enable:
+        return
+    if case.config.mode is not Mode.BENCH:
+        message = f"A model behind a service can be evaluated only, but mode is {case.config.mode}."
+        yield case.problem("model.external_model.enable", message, "Set `mode: bench`.")
+    if not external.model_name:
+        message = "The service needs the name of the model."
+        fix = "Add `model_name: ...` below `model.external_model`."
+        yield Problem("model.external_model.model_name", message, fix)
+
+
+def _engines(case: Case) -> Iterator[Problem]:
+    for key, model in _models(case).items():
+        if model.engine_type is EngineType.TORCH:
+            yield from _embedded(case, key, model)
+        if not model.use_v1:
+            message = "vLLM has no V0 engine any more."
+            yield case.problem(f"{key}.use_v1", message, "Remove it.")
+        if model.enable_auto_tool_choice and not model.tool_call_parser:
+            message = "`enable_auto_tool_choice` needs to know how tool calls look."
+            fix = "Add `tool_call_parser: hermes`, or that of your model."
+            yield Problem(f"{key}.tool_call_parser", message, fix)
+
+
+def _embedded(case: Case, key: str, model: InferenceModelConfig) -> Iterator[Problem]:
+    for name in _PARALLEL:
+        if getattr(model, name) > 1:
+            message = "The embedded engine (`engine_type: torch`) runs on one device."
+            fix = "Use `engine_num` for several, or `engine_type: vllm`."
+            yield case.problem(f"{key}.{name}", message, fix)
+
+
+def _rollout_engine(case: Case) -> Iterator[Problem]:
+    engine = case.config.explorer.rollout_model.engine_type
+    key = "explorer.rollout_model.engine_type"
+    wants_tinker = case.config.model.tinker.enable
+    given = case.given.explorer.rollout_model.engine_type
+    if engine is EngineType.OPENAI and case.config.mode.pairs:
+        message = "An outside service cannot be trained: it takes no weights."
+        fix = "Use `vllm` or `torch`; services serve in mode `bench` and as auxiliary models."
+        yield case.problem(key, message, fix)
+    if engine is EngineType.TINKER and not wants_tinker:
+        message = "The engine is `tinker`, but `model.tinker.enable` is false."
+        yield case.problem(key, message, "Set `model.tinker.enable: true`.")
+    if wants_tinker and case.is_set(key) and given is not EngineType.TINKER:
+        message = f"`model.tinker.enable` is true, but this says {given.value!r}."
+        yield Problem(key, message, "Remove one of the two.", given.value)
+
+
+def _auxiliary(case: Case) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, model in enumerate(case.config.explorer.auxiliary_models):
+        key = f"explorer.auxiliary_models.{index}"
+        if not model.model_path:
+            if model.engine_type is EngineType.OPENAI and model.external_model_config.model_name:
+                continue
+            fix = "Add `model_path: ...` to it."
+            yield Problem(f"{key}.model_path", "An auxiliary model needs its own path.", fix)
+        elif model.name in seen:
+            message = f"Two auxiliary models are called {model.name!r}."
+            yield case.problem(f"{key}.name", message, "Give one of them another `name`.")
+        seen.add(model.name or "")
+
+
+def _min_running(case: Case) -> Iterator[Problem]:
+    explorer = case.config.explorer
+    engines = explorer.rollout_model.engine_num
+    if case.config.mode is Mode.SERVE and explorer.min_running_model_num > engines:
+        key = "explorer.min_running_model_num"
+        message = f"There are {engines} engines (explorer.rollout_model.engine_num)."
+        yield case.problem(key, message, f"Set it to {engines} or less.")
+
+
+MODEL_CHECKS: tuple[Check, ...] = (
+    _path,
+    _lengths,
+    _lora,
+    _external,
+    _engines,
+    _rollout_engine,
+    _auxiliary,
+    _min_running,
+)
