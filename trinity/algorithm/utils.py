@@ -3,13 +3,21 @@
 Masked entries are never read: NaN or infinity under the mask changes neither value nor gradient.
 """
 
-from collections.abc import Mapping
-from typing import TypeVar
-
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
+from trinity.utils.metrics import prefix_metrics
+
+__all__ = [
+    "MAX_LOG_RATIO",
+    "log_ratio",
+    "masked_mean",
+    "masked_sum",
+    "masked_var",
+    "masked_whiten",
+    "prefix_metrics",
+    "visible",
+]
 
 #: Above this a log ratio is cut: ``exp(20)`` is 5e8, far beyond any clip range, and finite.
 MAX_LOG_RATIO = 20.0
@@ -47,12 +55,12 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     return torch.where(mask.bool(), white, torch.zeros_like(white)).to(values.dtype)
 
 
-def log_ratio(logprob: Tensor, old_logprob: Tensor, action_mask: Tensor) -> Tensor:
-    """``log(new / old)`` of every token, cut to +-20 and 0 where masked."""
-    gap = torch.where(action_mask.bool(), logprob - old_logprob, torch.zeros_like(logprob))
-    return gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def visible(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors with 0 where ``mask`` is False, so that nothing under it reaches a gradient."""
+    hidden = ~mask.bool()
+    return tuple(tensor.masked_fill(hidden, 0.0) for tensor in tensors)
 
 
-def prefix_metrics(metrics: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """The same numbers under ``prefix/name``."""
-    return {f"{prefix}/{name}": value for name, value in metrics.items()}
+def log_ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
+    """``log(new / old)`` of every token, cut to +-20; its gradient is 0 beyond."""
+    return (logprob - old_logprob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

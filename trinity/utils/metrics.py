@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
+T = TypeVar("T")
 Metrics = dict[str, float]
 
 _SUFFIXES = ("mean", "sum", "max", "min", "last")
 
 
-def prefix_metrics(metrics: Mapping[str, float], prefix: str) -> Metrics:
+def prefix_metrics(metrics: Mapping[str, T], prefix: str) -> dict[str, T]:
     """Each name under ``prefix/``."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 

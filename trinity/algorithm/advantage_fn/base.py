@@ -67,6 +67,11 @@ class GroupAdvantage(Method, ABC):
         """
         return self._process_groups(exps, self.calculate_group_advantage)
 
+    @staticmethod
+    def summarize(per_group: Sequence[Metrics]) -> Metrics:
+        """Mean, max and min over the groups of each of their metrics."""
+        return summarize(per_group, "group_advantages")
+
     def _process_groups(
         self,
         exps: Sequence[Experience],
@@ -85,7 +90,7 @@ class GroupAdvantage(Method, ABC):
             if result or not live:
                 kept |= {id(experience) for experience in masked}
         remaining = [experience for experience in exps if id(experience) in kept]
-        metrics = summarize(per_group, "group_advantages")
+        metrics = self.summarize(per_group)
         metrics["filtered_count"] = float(len(exps) - len(remaining))
         return remaining, metrics
 

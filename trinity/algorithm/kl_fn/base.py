@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trinity.algorithm.aggregate import aggregate_loss, as_metric
 from trinity.algorithm.base import Method
-from trinity.algorithm.utils import masked_mean
+from trinity.algorithm.utils import masked_mean, visible
 
 Metrics = dict[str, Tensor]
 
@@ -111,7 +111,6 @@ class KLFn(Method, ABC):
         self, logprob: Tensor, ref_logprob: Tensor, mask: Tensor, old_logprob: Tensor | None
     ) -> Tensor:
         """The estimate where ``mask`` holds, 0 elsewhere, whatever stands under the mask."""
-        hidden = ~mask.bool()
-        policy, reference = logprob.masked_fill(hidden, 0.0), ref_logprob.masked_fill(hidden, 0.0)
-        old = None if old_logprob is None else old_logprob.masked_fill(hidden, 0.0)
-        return self.calculate_kl(policy, reference, old).masked_fill(hidden, 0.0)
+        policy, reference = visible(mask, logprob, ref_logprob)
+        old = None if old_logprob is None else visible(mask, old_logprob)[0]
+        return visible(mask, self.calculate_kl(policy, reference, old))[0]

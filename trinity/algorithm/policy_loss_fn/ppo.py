@@ -1,6 +1,6 @@
 """PPO: the clipped surrogate, with dual clip and off-policy sequence masking.
 
-arXiv:1707.06347, eq. 7; dual clip: arXiv:1912.09729, eq. 5; sequence masking: DeepSeek-V3.2,
+arXiv:1707.06347, eq. 7; dual clip: arXiv:1912.09729; sequence masking: DeepSeek-V3.2,
 arXiv:2512.02556, section 3.1. Shape suffixes: B = rows, T = response tokens (padded).
 """
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trinity.algorithm.aggregate import aggregate_loss, as_metric, count_of, mean_metric
 from trinity.algorithm.policy_loss_fn.base import Metrics, PolicyLossFn
-from trinity.algorithm.utils import log_ratio, masked_mean
+from trinity.algorithm.utils import log_ratio, masked_mean, visible
 
 
 def ppo_token_loss(
@@ -89,8 +89,9 @@ class PPOPolicyLossFn(PolicyLossFn):
     ) -> tuple[Tensor, Metrics]:
         """The loss over ``rows`` ([B] bool; all if None) as a mean over ``part`` of the step."""
         mask_BT = action_mask.bool() if rows is None else action_mask.bool() & rows[:, None]
+        logprob, old_logprob, advantages = visible(mask_BT, logprob, old_logprob, advantages)
         origin_BT = logprob.detach() if self.fallback_to_policy_gradient else old_logprob
-        log_ratio_BT = log_ratio(logprob, origin_BT, mask_BT)
+        log_ratio_BT = log_ratio(logprob, origin_BT)
         loss_BT, is_clipped_BT, is_dual_BT = ppo_token_loss(
             log_ratio_BT,
             advantages,
@@ -105,7 +106,7 @@ class PPOPolicyLossFn(PolicyLossFn):
         }
         metrics: Metrics = {}
         if self.enable_sequence_masking:
-            kl_B = masked_mean(-log_ratio(logprob, old_logprob, mask_BT), mask_BT, axis=1).detach()
+            kl_B = masked_mean(-log_ratio(logprob, old_logprob), mask_BT, axis=1).detach()
             is_dropped_BT = (kl_B > self.delta_sequence_masking)[:, None] & (advantages < 0)
             loss_BT = loss_BT.masked_fill(is_dropped_BT, 0.0)
             num_rows = max(count_of(mask_BT, part).rows, 1)

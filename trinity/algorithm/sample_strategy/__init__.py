@@ -11,5 +11,8 @@ SAMPLE_STRATEGY: "Registry[type[SampleStrategy]]" = Registry(
     "sample strategy",
     {
         "default": f"{_HERE}.default.DefaultSampleStrategy",
+        "mix": f"{_HERE}.mix.MixSampleStrategy",
+        "staleness_control": f"{_HERE}.default.StalenessControlSampleStrategy",
+        "warmup": f"{_HERE}.default.WarmupSampleStrategy",
     },
 )
