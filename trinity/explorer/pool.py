@@ -22,7 +22,7 @@ class RunnerLost(Exception):
 
 
 class UnitOverdue(TimeoutError):
-    """A unit is past its deadline and its runner does not answer; the runner was killed."""
+    """A unit is past its deadline, and the second runner with it aboard does not answer."""
 
 
 class NoRunners(Exception):
@@ -61,7 +61,9 @@ class RunnerPool:
 
     A runner that dies is started again. One that holds a call it can't end is replaced: it gets
     no new units, and is ended once its others are done. One that does not answer and is past a
-    unit's deadline is killed; the units aboard but the late one go elsewhere (`RunnerLost`).
+    unit's deadline is killed. Which of the units aboard was the cause can't be seen, so all go
+    elsewhere (`RunnerLost`), as suspects: no two on one runner. A suspect that is late again is
+    the cause (`UnitOverdue`).
 
     Args:
         make_runner: Makes runner ``index`` for the ``generation``-th time: a stand-in of a new
@@ -257,9 +259,9 @@ class RunnerPool:
         """Bring in results until the runner is gone."""
         while not host.is_gone:
             poll = asyncio.ensure_future(host.runner.collect(_POLL_S))
+            poll.add_done_callback(_ignore)
             while not (await asyncio.wait({poll}, timeout=1.0))[0]:
                 if late := self._overdue(host):
-                    poll.add_done_callback(_ignore)
                     self._freeze(host, late)
                     return
             try:
@@ -295,8 +297,10 @@ class RunnerPool:
 
     def _freeze(self, host: _Host, late: list[_Ticket]) -> None:
         for ticket in late:
-            self._take_off(host, ticket.unit.unit_id)
-            _fail(ticket, UnitOverdue(f"not done after {ticket.limit_s:g} s, its runner is frozen"))
+            if ticket.is_suspect:
+                self._take_off(host, ticket.unit.unit_id)
+                why = f"not done after {ticket.limit_s:g} s, its runner does not answer"
+                _fail(ticket, UnitOverdue(why))
         self._lose(host, "it does not answer")
 
     def _lose(self, host: _Host, why: str) -> None:

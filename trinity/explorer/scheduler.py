@@ -18,6 +18,7 @@ from trinity.utils.metrics import summarize
 _SHORTEST_DYNAMIC_S = 1.0  # below that a pause of the machine would count as a hang
 _REMEMBERED_RUNS = 1024
 _CUT_GRACE_S = 3.0
+_MAX_DEATHS = 3  # runners lost under a task before it is held to be the cause
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class SchedulerSettings:
     """Args:
     max_timeout_s: Seconds one attempt at a run may take.
     max_retry_times: Further attempts at a run that failed. A runner that dies under a run
-        costs it no attempt, but as many deaths as attempts end it too.
+        costs it no attempt; a task under which three died is given up.
     dynamic_timeout_ratio: Deadline as a multiple of the mean seconds of the latest successful
         runs, `max_timeout_s` at most and 1 s at least; None: off.
     warmup_min_steps: Batches before the dynamic deadline is used.
@@ -197,7 +198,7 @@ class Scheduler:
             except RunnerLost as lost:
                 deaths += 1
                 state.num_lost += 1
-                if deaths <= self._settings.max_retry_times:
+                if deaths < _MAX_DEATHS:
                     continue
                 result = _all_failed(runs, f"{deaths} runners were lost while at it; {lost}")
                 attempt = self._settings.max_retry_times

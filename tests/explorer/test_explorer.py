@@ -1,0 +1,218 @@
+"""The rollout loop against hand-written collaborators: order of events, syncs, evaluation, resume."""
+
+import asyncio
+
+import pytest
+
+from trinity.common.constants import SyncStyle
+from trinity.common.experience import EID, Experience
+from trinity.common.models.protocol import WeightTicket
+from trinity.common.workflows import Task
+from trinity.explorer.explorer import EvalTaskset, Explorer, ExplorerSettings
+from trinity.explorer.scheduler import BatchResult, TaskStatus
+from trinity.synchronizer.board import VersionBoard
+from trinity.synchronizer.schedule import SyncSchedule
+
+
+class FakeEngine:
+    """Runs whatever it is given; ``lies`` makes it report a foreign digest."""
+
+    def __init__(self, lies: bool = False) -> None:
+        self.loaded: list[int] = []
+        self.lies = lies
+
+    async def prepare(self) -> None: ...
+
+    async def load_weights(self, ticket: WeightTicket) -> str:
+        self.loaded.append(ticket.version)
+        return "other" if self.lies else ticket.digest
+
+    async def close(self) -> None: ...
+
+
+class FakeScheduler:
+    """Answers every batch with two experiences a task."""
+
+    def __init__(self) -> None:
+        self.submitted: list[int | str] = []
+        self._tasks: dict[int | str, list[Task]] = {}
+
+    async def prepare(self) -> None: ...
+
+    def submit(self, batch_id: int | str, tasks: list[Task]) -> None:
+        self.submitted.append(batch_id)
+        self._tasks[batch_id] = tasks
+
+    async def collect(self, batch_id: int | str, **_: float) -> BatchResult:
+        tasks = self._tasks.pop(batch_id)
+        rows = [
+            Experience(
+                tokens=[1, 2, 3], prompt_length=1, reward=1.0, eid=EID(batch_id, place, run)
+            )
+            for place in range(len(tasks))
+            for run in range(2)
+        ]
+        statuses = [
+            TaskStatus(i, True, 1, 0.1, "", [{"reward": 0.5, "accuracy": 1.0}], task)
+            for i, task in enumerate(tasks)
+        ]
+        return BatchResult(rows, statuses, {})
+
+    async def close(self) -> None: ...
+
+
+class FakeTasks:
+    """``total`` batches of two tasks."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.given = total, 0
+
+    async def next_batch(self) -> list[Task]:
+        if self.given == self.total:
+            raise StopAsyncIteration
+        self.given += 1
+        return [Task(), Task()]
+
+    def feedback(self, metrics: object) -> None: ...
+
+    def state_dict(self) -> dict[str, object]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+class FakeSink:
+    """Counts what it is given and remembers in which order."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.flushed: list[int] = []
+
+    async def process(self, experiences: list[Experience]) -> dict[str, object]:
+        self.events.append(f"write {len(experiences)}")
+        return {"experience_pipeline/experience_count": float(len(experiences))}
+
+    async def flush(self, until: int) -> None:
+        self.flushed.append(until)
+
+    async def close(self) -> None:
+        self.events.append("closed")
+
+
+def ticket(version: int) -> WeightTicket:
+    return WeightTicket(version, "memory", f"digest {version}", None)
+
+
+class Scene:
+    """An explorer among fakes, and a trainer that publishes a version for each written step."""
+
+    def __init__(
+        self, steps: int = 3, schedule: SyncSchedule | None = None, lies: bool = False, **settings
+    ) -> None:
+        self.events: list[str] = []
+        self.reports: list[tuple[str, int, dict]] = []
+        self.board = VersionBoard()
+        self.engine = FakeEngine(lies)
+        self.scheduler = FakeScheduler()
+        self.sink = FakeSink(self.events)
+        self.explorer = Explorer(
+            engines=[self.engine],
+            scheduler=self.scheduler,
+            tasks=FakeTasks(steps),
+            sink=self.sink,
+            board=self.board,
+            schedule=schedule or SyncSchedule(),
+            settings=ExplorerSettings(**{"eval_interval": 2, "sync_timeout_s": 5.0, **settings}),
+            evals=[EvalTaskset("unseen", [Task(is_eval=True)])],
+            report=lambda *row: self.reports.append(row),
+        )
+
+    async def run_with_trainer(self, steps: int, first: int = 0) -> None:
+        """Explorer and a trainer that publishes ``first + 1`` to ``steps``, one a written step."""
+
+        async def train() -> None:
+            for version in range(first + 1, steps + 1):
+                while sum(e.startswith("write") for e in self.events) < version - first:
+                    await asyncio.sleep(0.001)
+                await self.board.publish(ticket(version))
+            await self.board.close("done")
+
+        await asyncio.gather(self.explorer.run(), train())
+
+
+async def test_a_synchronous_run_takes_each_version_in_turn():
+    scene = Scene(steps=3)
+    await scene.run_with_trainer(3)
+    assert scene.engine.loaded == [1, 2, 3]
+    assert scene.events == ["write 4", "write 4", "write 4", "closed"]
+    assert scene.sink.flushed == [1, 2, 3]
+
+
+async def test_evaluates_at_the_start_on_the_interval_and_at_the_end():
+    scene = Scene(steps=3)
+    await scene.run_with_trainer(3)
+    evals = [(step, m) for role, step, m in scene.reports if role == "eval"]
+    assert [step for step, _ in evals] == [0, 2, 3]
+    assert evals[0][1]["eval/unseen/accuracy/mean@1"] == 1.0
+
+
+async def test_with_an_offset_the_first_steps_do_not_wait():
+    scene = Scene(steps=4, schedule=SyncSchedule(offset=1))
+    await scene.run_with_trainer(4)
+    assert scene.sink.flushed == [1, 2, 3]
+    assert scene.engine.loaded[-1] == 4
+
+
+async def test_an_engine_that_runs_other_weights_ends_the_run():
+    scene = Scene(lies=True)
+    with pytest.raises(RuntimeError, match="digest other .* trainer sent digest 1"):
+        await scene.run_with_trainer(1)
+
+
+async def test_no_new_weights_within_the_timeout_names_the_trainer():
+    scene = Scene(sync_timeout_s=0.05)
+    with pytest.raises(TimeoutError, match="newer than version 0 from the trainer"):
+        await scene.explorer.run()
+
+
+async def test_a_trainer_that_ended_ends_the_explorer():
+    scene = Scene(steps=5)
+    await scene.run_with_trainer(2)
+    assert scene.explorer.step == 3
+    assert scene.events[-1] == "closed"
+
+
+async def test_state_stands_after_the_last_written_step():
+    scene = Scene(steps=2)
+    await scene.run_with_trainer(2)
+    state = scene.explorer.state_dict()
+    assert state == {"latest_iteration": 2, "tasks": {"given": 2}}
+    again = Scene(steps=4, eval_on_startup=True)
+    again.explorer.load_state_dict(state)
+    await again.board.publish(ticket(2))
+    await again.run_with_trainer(4, first=2)
+    assert again.scheduler.submitted[0] == 3
+    assert again.engine.loaded == [2, 3, 4]
+
+
+async def test_explorer_driven_goes_on_with_old_weights_if_there_are_no_newer():
+    scene = Scene(steps=2, schedule=SyncSchedule(SyncStyle.EXPLORER_DRIVEN))
+
+    async def decline() -> None:
+        for _ in range(2):
+            await scene.board.wait_asked()
+            await scene.board.decline()
+        await scene.board.close("done")
+
+    await asyncio.gather(scene.explorer.run(), decline())
+    assert scene.engine.loaded == []
+    assert scene.explorer.step == 2
+
+
+async def test_trainer_driven_takes_the_newest_without_waiting():
+    scene = Scene(steps=2, schedule=SyncSchedule(SyncStyle.TRAINER_DRIVEN))
+    await scene.board.publish(ticket(7))
+    await scene.board.close("done")
+    await scene.explorer.run()
+    assert scene.engine.loaded == [7]
