@@ -54,8 +54,8 @@ class RolloutCorrection:
             loss altogether, denominator included.
         rollout_rs_threshold: Largest ratio that is accepted.
         rollout_rs_threshold_lower: Smallest; None is the inverse of the largest.
-        rollout_token_veto_threshold: Reject rows with a token whose ratio is below this; None vetoes
-            nothing.
+        rollout_token_veto_threshold: Reject rows with a token whose ratio is below this; None does
+            not look.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ def level_ratio(old_BT: Tensor, rollout_BT: Tensor, mask_BT: Tensor, level: Leve
 def mismatch_metrics(old_BT: Tensor, rollout_BT: Tensor, mask_BT: Tensor) -> Metrics:
     """How far the trainer's probabilities are from the engine's, on the sampled tokens.
 
-    ``kl`` is the k1 and ``k3_kl`` the k3 estimate of KL(engine || trainer) per token; the ratios are
-    those of tokens, ``log_ratio_abs_max`` the widest gap.
+    ``kl`` is the k1 and ``k3_kl`` the k3 estimate of KL(engine || trainer) per token; the ratios
+    are those of tokens, ``log_ratio_abs_max`` is the widest gap.
     """
     gap_BT = log_ratio(old_BT, rollout_BT)
     ratio_BT = gap_BT.exp()
@@ -162,7 +162,7 @@ def mismatch_metrics(old_BT: Tensor, rollout_BT: Tensor, mask_BT: Tensor) -> Met
 
 
 def effective_sample_size(weight: Tensor) -> float:
-    """``(sum w)^2 / (n sum w^2)``, in (0, 1]: the share of samples that the weights leave in effect."""
+    """``(sum w)^2 / (n sum w^2)``, in (0, 1]: the share of samples that weights leave in effect."""
     exact = weight.double()
     square = exact.square().sum() * len(exact)
     return float(exact.sum().square() / square) if float(square) > 0 else 0.0
@@ -190,7 +190,7 @@ def _bounds(name: str, low: float | None, high: float) -> tuple[float, float]:
     least = 1 / high if low is None and high > 0 else low
     if least is None or not 0 <= least <= high or high <= 0:
         raise ValueError(
-            f"{name}_threshold_lower is {low} and {name}_threshold is {high}: the bounds of a ratio "
-            "need 0 <= lower <= upper and upper above 0."
+            f"{name}_threshold_lower is {low} and {name}_threshold is {high}: the bounds of a "
+            "ratio need 0 <= lower <= upper, and upper above 0."
         )
     return least, high

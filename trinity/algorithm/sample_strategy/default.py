@@ -62,7 +62,12 @@ class StalenessControlSampleStrategy(SampleStrategy):
         num_dropped = 0
         while len(fresh) < self.batch_size:
             missing = self.batch_size - len(fresh)
-            exps = await self.reader.read(missing, min_model_version=least)
+            try:
+                exps = await self.reader.read(missing, min_model_version=least)
+            except StopAsyncIteration:
+                if fresh:
+                    break
+                raise
             kept = [e for e in exps if _is_fresh(e, least)]
             num_dropped += len(exps) - len(kept)
             fresh += kept
