@@ -1,0 +1,119 @@
+"""Config sections -> storages, readers and writers."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+from trinity.buffer.reader.dataset import DatasetReader
+from trinity.buffer.reader.queue import QueueReader
+from trinity.buffer.rows import DataError, open_rows
+from trinity.buffer.rows.check import refuse_missing_columns
+from trinity.buffer.schema import FORMATTER
+from trinity.buffer.schema.messages import ChatTokenizer
+from trinity.buffer.selector import SELECTORS, DataSource
+from trinity.buffer.storage.journal import Journal, JsonlJournal
+from trinity.buffer.storage.queue import QueueStorage
+from trinity.buffer.writer.base import BufferWriter, QueueWriter
+from trinity.buffer.writer.file import FileWriter
+from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.common.constants import StorageType
+
+if TYPE_CHECKING:
+    from trinity.buffer.storage.sql import SQLStorage
+
+
+def make_storage(config: ExperienceBufferConfig) -> "QueueStorage | SQLStorage":
+    """The storage that readers and writers of a `queue` or `sql` buffer share.
+
+    It may live in an actor instead: give this function's result's class and arguments, or the
+    config itself, to whoever starts it. Nothing is opened before its `prepare`.
+    """
+    if config.storage_type is StorageType.SQL:
+        from trinity.buffer.storage.sql import SQLStorage
+
+        return SQLStorage.from_config(config)
+    return QueueStorage(
+        config.name or "experience_buffer",
+        capacity=config.capacity,
+        journal=_journal(config),
+        replay=config.replay_buffer,
+    )
+
+
+def _journal(config: ExperienceBufferConfig) -> Journal | None:
+    if not config.path:
+        return None
+    if is_json_path(config.path):
+        return JsonlJournal(config.path)
+    from trinity.buffer.storage.sql import SQLJournal
+
+    return SQLJournal(config.path, config.name or "experience_buffer")
+
+
+def get_buffer_reader(
+    config: ExperienceBufferConfig,
+    storage: object | None = None,
+    *,
+    tokenizer_path: str | None = None,
+    batch_size: int = 1,
+    total_steps: int | None = None,
+    max_tokens: int | None = None,
+) -> Any:
+    """The reader of a buffer: `await reader.read()`, `state_dict`, `load_state_dict`.
+
+    Args:
+        storage: For `queue` and `sql`: what the writers write to (or a stand-in). None makes one.
+        tokenizer_path: For data sets: whose tokenizer and chat template.
+        batch_size: Experiences of a read that names no number.
+        total_steps: For data sets: reads of a full batch there are; None: `total_epochs`.
+        max_tokens: For data sets: a longer row is a bad row.
+    """
+    if config.storage_type is StorageType.FILE:
+        return _dataset_reader(config, tokenizer_path, batch_size, total_steps, max_tokens)
+    shared = make_storage(config) if storage is None else storage
+    return QueueReader(cast(QueueStorage, shared), batch_size, config.max_read_timeout)
+
+
+def get_buffer_writer(
+    config: ExperienceBufferConfig, storage: object | None = None
+) -> BufferWriter:
+    """The writer of a buffer. For `queue` and `sql` ``storage`` is what the readers read from."""
+    if config.storage_type is StorageType.FILE:
+        assert config.path is not None
+        return FileWriter(config.path)
+    shared = make_storage(config) if storage is None else storage
+    return QueueWriter(cast(QueueStorage, shared))
+
+
+def _dataset_reader(
+    config: ExperienceBufferConfig,
+    tokenizer_path: str | None,
+    batch_size: int,
+    total_steps: int | None,
+    max_tokens: int | None,
+) -> DatasetReader:
+    if not config.path:
+        raise DataError(f"The data set {config.name!r} has no path.")
+    rows = open_rows(config.path, split=config.split, subset=config.subset_name)
+    kind = FORMATTER.get(config.schema_type or "sft")
+    refuse_missing_columns(rows, kind.required_keys(config.format), config.path)
+    tokenizer = _tokenizer(tokenizer_path) if tokenizer_path else None
+    epochs = config.total_epochs or 1
+    return DatasetReader(
+        rows,
+        kind(config.format, cast(ChatTokenizer, tokenizer), max_tokens),
+        SELECTORS.get(config.data_selector.selector_type)(DataSource(rows), config.data_selector),
+        name=config.name or "dataset",
+        batch_size=batch_size,
+        total=len(rows) * epochs if total_steps is None else batch_size * total_steps,
+        on_bad_row=config.on_bad_row,
+    )
+
+
+def _tokenizer(path: str) -> object:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+def is_json_path(path: str) -> bool:
+    """Whether a path means JSON lines, and not a database."""
+    return path.endswith((".json", ".jsonl"))

@@ -1,0 +1,99 @@
+"""What happens to the experiences of a step between the explorer and the buffer."""
+
+import inspect
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from trinity.buffer.operators.base import Processor
+from trinity.buffer.writer.base import BufferWriter
+from trinity.common.constants import SELECTOR_METRIC
+from trinity.common.experience import Experience
+from trinity.utils.timer import timed
+
+_PREFIX = "experience_pipeline"
+
+
+class ExperiencePipeline:
+    """Keeps the raw experiences, shapes them by operators, writes them.
+
+    ``prepare`` -> ``process`` once a step -> ``close``. The pipeline is one writer of the buffer.
+
+    Args:
+        operators: In order; a group advantage of the algorithm comes last.
+        writer: Where the result goes.
+        input_log: Where experiences are kept as the explorer made them; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        operators: Sequence[Processor],
+        writer: BufferWriter,
+        input_log: BufferWriter | None = None,
+    ) -> None:
+        self.operators = list(operators)
+        self.writer = writer
+        self.input_log = input_log
+        self._is_open = False
+
+    async def prepare(self) -> None:
+        """Prepare the operators and take part as a writer."""
+        for operator in self.operators:
+            await _call(operator, "prepare")
+        for writer in self._writers():
+            await writer.acquire()
+        self._is_open = True
+
+    async def process(self, experiences: list[Experience]) -> dict[str, Any]:
+        """Shape and write the experiences of one step; metrics as ``experience_pipeline/...``.
+
+        What `pass_rate_calculator` found stands under its own name, without a prefix.
+        """
+        times: dict[str, float] = {}
+        found: dict[str, Any] = {"experience_count": float(len(experiences))}
+        with timed(times, "time/total"):
+            if self.input_log is not None:
+                with timed(times, "time/save_input"):
+                    await self.input_log.write(experiences)
+            kept = experiences
+            for operator in self.operators:
+                with timed(times, f"time/{_name(operator)}"):
+                    kept, metrics = await _resolved(operator.process(kept))
+                found |= metrics
+            with timed(times, "time/write"):
+                waiting = await self.writer.write(kept)
+        found["filtered_count"] = float(max(0, len(experiences) - len(kept)))
+        found |= {f"buffer/{name}": value for name, value in waiting.items()}
+        feedback = found.pop(SELECTOR_METRIC, None)
+        named = {f"{_PREFIX}/{name}": value for name, value in (found | times).items()}
+        return named if feedback is None else {**named, SELECTOR_METRIC: feedback}
+
+    async def flush(self, until: int | None = None) -> None:
+        """No more comes before the weights of training step ``until`` are out."""
+        await self.writer.flush(until)
+
+    async def close(self) -> None:
+        """Have done: readers get what is left, then the end. A second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for writer in self._writers():
+            await writer.release()
+        for operator in self.operators:
+            await _call(operator, "close")
+
+    def _writers(self) -> list[BufferWriter]:
+        return [writer for writer in (self.writer, self.input_log) if writer is not None]
+
+
+def _name(operator: Processor) -> str:
+    return type(operator).__name__
+
+
+async def _call(operator: Processor, method: str) -> None:
+    function = getattr(operator, method, None)
+    if function is not None:
+        await _resolved(function())
+
+
+async def _resolved(value: Any | Awaitable[Any]) -> Any:
+    return await value if inspect.isawaitable(value) else value

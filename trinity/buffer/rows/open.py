@@ -1,0 +1,231 @@
+"""A path, hub name or database -> `Rows`. The only place that imports `datasets`."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trinity.buffer.rows.base import BadRow, BadRowError, DataError, ListRows, PickedRows, Row, Rows
+from trinity.buffer.rows.files import DataFiles, find_files
+from trinity.buffer.rows.jsonl import JsonLines
+from trinity.common.constants import StorageType
+
+_SLICE = re.compile(r"^(?P<name>[^\[\]]+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?$")
+_WHOLE_FILE_BYTES = 256 * 2**20
+
+
+def open_rows(
+    path: str,
+    *,
+    split: str = "train",
+    subset: str | None = None,
+    storage_type: StorageType = StorageType.FILE,
+    table: str = "",
+) -> Rows:
+    """The rows of a data set.
+
+    Args:
+        path: A file, a folder, or a name on the hub; the address of a database for `sql`; the
+            name of a data set for `reasoning_gym`, arguments as `name?size=500&seed=1`.
+        split: Split, also a part of one (`train[:100]`, `train[10%:20%]`) or a sum (`a+b`).
+        subset: `name` of `datasets.load_dataset`; in a plain folder a sub-folder.
+        table: Table of tasks in a database.
+
+    Raises:
+        DataError: It is missing, empty or of an unknown form.
+    """
+    if storage_type is StorageType.SQL:
+        from trinity.buffer.storage.sql_tasks import SQLTaskRows
+
+        return _not_empty(SQLTaskRows(path, table), path, split)
+    if storage_type is StorageType.REASONING_GYM:
+        from trinity.buffer.rows.reasoning import reasoning_rows
+
+        return reasoning_rows(path)
+    parts = [_open_part(path, part.strip(), subset) for part in split.split("+")]
+    return _not_empty(parts[0] if len(parts) == 1 else ChainedRows(parts), path, split)
+
+
+def _not_empty(rows: Rows, path: str, split: str) -> Rows:
+    if not len(rows):
+        raise DataError(f"The split {split!r} of {path!r} is empty: it has no rows.", key="split")
+    return rows
+
+
+def _open_part(path: str, split: str, subset: str | None) -> Rows:
+    match = _SLICE.match(split)
+    if match is None:
+        raise DataError(
+            f"{split!r} is no split. Write a name, 'train[:100]', 'train[10%:20%]' or 'a+b'.",
+            key="split",
+        )
+    rows = _open_split(path, match["name"], subset)
+    if not split.endswith("]"):
+        return rows
+    start = _edge(match["start"], len(rows), 0)
+    stop = _edge(match["stop"], len(rows), len(rows))
+    return PickedRows(rows, range(start, max(start, stop)))
+
+
+def _edge(text: str | None, size: int, default: int) -> int:
+    if text is None:
+        return default
+    edge = round(int(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+    return min(max(edge + size if edge < 0 else edge, 0), size)
+
+
+def _open_split(path: str, split: str, subset: str | None) -> Rows:
+    local = Path(path).expanduser()
+    if not local.exists():
+        if _is_path(path):
+            raise DataError(f"There is no data at {path!r}. Give a file, a folder or a hub name.")
+        return _from_hub(path, split, subset)
+    if (local / "state.json").is_file() or (local / "dataset_dict.json").is_file():
+        return _saved_to_disk(local, split)
+    configured = _configured_by_readme(local) if local.is_dir() else False
+    if configured:
+        return _load(path, split, subset)
+    return open_files(find_files(local, split, subset))
+
+
+def open_files(files: DataFiles) -> Rows:
+    """The rows of files of one format."""
+    if files.format == "jsonl":
+        return JsonLines(files.paths)
+    if files.format == "json":
+        parts = [_open_json(path) for path in files.paths]
+        return parts[0] if len(parts) == 1 else ChainedRows(parts)
+    return _packaged(files.format, files.paths)
+
+
+def _is_path(path: str) -> bool:
+    looks_local = path.startswith(("/", ".", "~")) or path.count("/") != 1
+    return looks_local or bool(Path(path).suffix in (".jsonl", ".json", ".parquet", ".csv"))
+
+
+def _open_json(path: Path) -> Rows:
+    """A `.json` file: one array of objects, or one object a line."""
+    if path.suffix.lower() != ".json":
+        return _packaged("json", [path])
+    with path.open("rb") as stream:
+        start = stream.read(4096).lstrip()
+    if not start.startswith(b"["):
+        return JsonLines([path])
+    if path.stat().st_size > _WHOLE_FILE_BYTES:
+        return _packaged("json", [path])
+    try:
+        rows = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise BadRowError([BadRow(path.name, "", f"not JSON ({error})")]) from None
+    return ListRows(rows, path.name)
+
+
+def _configured_by_readme(folder: Path) -> bool:
+    readme = folder / "README.md"
+    if not readme.is_file():
+        return False
+    text = readme.read_text(encoding="utf-8", errors="replace")
+    head = text.split("---", 2)[1] if text.startswith("---") else ""
+    return re.search(r"^configs:", head, re.MULTILINE) is not None
+
+
+def _packaged(form: str, paths: Sequence[Path]) -> Rows:
+    """Files by a builder of `datasets`, which keeps them as Arrow on disk, mapped into memory."""
+    names = [str(path) for path in paths]
+    options: dict[str, object] = {"data_files": {"train": names}, "split": "train"}
+    if form == "csv" and paths[0].suffix.lower() == ".tsv":
+        options["sep"] = "\t"
+    return _guarded(lambda datasets: datasets.load_dataset(form, **options), ", ".join(names))
+
+
+def _load(path: str, split: str, subset: str | None) -> Rows:
+    return _guarded(
+        lambda datasets: datasets.load_dataset(path, name=subset, split=split),
+        f"{path!r} (subset {subset!r}, split {split!r})",
+    )
+
+
+def _from_hub(path: str, split: str, subset: str | None) -> Rows:
+    try:
+        return _load(path, split, subset)
+    except DataError as error:
+        raise DataError(
+            f"There is no folder {path!r} here, and as a data set of the hub it can't be loaded: "
+            f"{error}"
+        ) from error
+
+
+def _saved_to_disk(folder: Path, split: str) -> Rows:
+    def load(datasets: Any) -> Any:
+        found = datasets.load_from_disk(str(folder))
+        return found[split] if isinstance(found, Mapping) else found
+
+    return _guarded(load, f"{str(folder)!r} (split {split!r})")
+
+
+def _guarded(load: Callable[[Any], Any], what: str) -> Rows:
+    import datasets
+
+    was_enabled = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        return ArrowRows(load(datasets), what)
+    except Exception as error:  # readers of other people's files raise all kinds
+        cause = error.__cause__ or error
+        raise DataError(f"{what} can't be read: {type(cause).__name__}: {cause}") from error
+    finally:
+        if was_enabled:
+            datasets.enable_progress_bars()
+
+
+class ArrowRows:
+    """The rows of a `datasets.Dataset`."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self.dataset = dataset
+        self._name = os.path.basename(name)
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return list(self.dataset.column_names)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Row:
+        return dict(self.dataset[int(index)])
+
+    def where(self, index: int) -> str:
+        return f"{self._name}, row {index + 1}"
+
+
+class ChainedRows:
+    """Several sets of rows, one after the other."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self._parts = parts
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(name for part in self._parts for name in part.columns))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __getitem__(self, index: int) -> Row:
+        part, local = self._locate(index)
+        return part[local]
+
+    def where(self, index: int) -> str:
+        part, local = self._locate(index)
+        return part.where(local)
+
+    def _locate(self, index: int) -> tuple[Rows, int]:
+        for part in self._parts:
+            if index < len(part):
+                return part, index
+            index -= len(part)
+        raise IndexError(index)
