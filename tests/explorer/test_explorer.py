@@ -160,7 +160,8 @@ async def test_evaluates_at_the_start_on_the_interval_and_at_the_end():
 async def test_with_an_offset_the_first_steps_do_not_wait():
     scene = Scene(steps=4, schedule=SyncSchedule(offset=1))
     await scene.run_with_trainer(4)
-    assert scene.sink.flushed == [1, 2, 3]
+    assert scene.scheduler.submitted[:3] == ["0/unseen", 1, 2]
+    assert scene.sink.flushed[0] == 1
     assert scene.engine.loaded[-1] == 4
 
 

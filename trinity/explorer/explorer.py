@@ -44,8 +44,8 @@ class ExperienceSink(Protocol):
         """Shape and write the experiences of one step; metrics."""
         ...
 
-    async def flush(self) -> None:
-        """No more will be written until new weights are out: an incomplete batch may be read."""
+    async def flush(self, until: int) -> None:
+        """Nothing more comes before the weights of training step ``until``: don't wait for it."""
         ...
 
     async def close(self) -> None: ...
@@ -196,17 +196,19 @@ class Explorer:
         return is_open
 
     async def _due_ticket(self) -> tuple[WeightTicket | None, bool]:
-        due = self.schedule.version_due(self.step)
+        """The weights to take now, if any, and whether the trainer still runs."""
+        timeout_s = self.settings.sync_timeout_s
         if self.schedule.style is SyncStyle.EXPLORER_DRIVEN:
-            await self.board.request()
-            due = self.version + 1
+            ticket = await self.board.ask(self.version, timeout_s)
+            return ticket, ticket is not None or await self.board.is_open()
+        due = self.schedule.version_due(self.step)
         if due is None:
-            version, ticket = await self.board.newest()
-            return (ticket if version > self.version else None), True
+            version, newest = await self.board.newest()
+            return (newest if version > self.version else None), True
         if due <= self.version:
             return None, True
-        await self.sink.flush()
-        ticket = await self.board.wait_newer(due - 1, self.settings.sync_timeout_s)
+        await self.sink.flush(due)
+        ticket = await self.board.wait_newer(due - 1, timeout_s)
         return ticket, ticket is not None
 
     async def take_newest_weights(self) -> None:

@@ -16,7 +16,8 @@ class VersionBoard:
         self._version = version
         self._ticket: WeightTicket | None = None
         self._closed: str | None = None
-        self._wanted = False
+        self._is_asked = False
+        self._answers = 0
         self._changed = asyncio.Condition()
         self._published_at = time.monotonic()
 
@@ -28,9 +29,8 @@ class VersionBoard:
                     f"Version {ticket.version} is not above {self._version}, which is out."
                 )
             self._version, self._ticket = ticket.version, ticket
-            self._wanted = False
             self._published_at = time.monotonic()
-            self._changed.notify_all()
+            self._answer()
 
     async def close(self, reason: str) -> None:
         """No more weights will come; who waits gets None."""
@@ -55,13 +55,50 @@ class VersionBoard:
             ) from None
         return self._ticket if self._version > than else None
 
-    async def request(self) -> None:
-        """Ask the trainer for new weights (style ``dynamic_by_explorer``)."""
-        self._wanted = True
+    async def ask(self, than: int, timeout_s: float) -> WeightTicket | None:
+        """Ask the trainer for weights newer than ``than``, and wait for its answer.
 
-    async def is_requested(self) -> bool:
-        """Whether an explorer asked since the last publication."""
-        return self._wanted
+        The answer is None if the trainer has nothing newer, or has ended.
+
+        Raises:
+            TimeoutError: No answer within ``timeout_s``.
+        """
+        async with self._changed:
+            answers = self._answers
+            self._is_asked = True
+            self._changed.notify_all()
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._answers > answers or self._closed)
+        except TimeoutError:
+            raise TimeoutError(
+                f"Asked the trainer for weights newer than version {than} and had no answer for "
+                f"{timeout_s:.0f} s."
+            ) from None
+        return self._ticket if self._version > than else None
+
+    async def wait_asked(self) -> None:
+        """Return once an explorer waits for an answer to `ask`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_asked)
+
+    async def decline(self) -> None:
+        """Answer `ask` with: nothing newer; go on with what you have."""
+        async with self._changed:
+            self._answer()
+
+    def _answer(self) -> None:
+        self._is_asked = False
+        self._answers += 1
+        self._changed.notify_all()
+
+    async def is_asked(self) -> bool:
+        """Whether an explorer waits for an answer to `ask`."""
+        return self._is_asked
+
+    async def is_open(self) -> bool:
+        """Whether more weights may come."""
+        return self._closed is None
 
     async def newest(self) -> tuple[int, WeightTicket | None]:
         """Newest version and its ticket (None: the weights every part started from)."""

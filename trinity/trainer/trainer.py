@@ -11,7 +11,6 @@ from typing import Literal, Protocol
 from trinity.common.constants import SyncStyle
 from trinity.common.experience import Experience
 from trinity.synchronizer.board import VersionBoard
-from trinity.synchronizer.channel import WeightChannel
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainEngine
@@ -21,12 +20,13 @@ from trinity.utils.metrics import Metrics
 from trinity.utils.timer import timed
 
 Report = Callable[[str, int, Metrics], None]
+Sample = tuple[list[Experience], Metrics, list[dict[str, object]]]
 
 
 class ExperienceSource(Protocol):
     """What the trainer reads from: a sample strategy (`trinity.algorithm.sample_strategy`)."""
 
-    async def sample(self, step: int) -> tuple[list[Experience], Metrics, list[dict[str, object]]]:
+    async def sample(self, step: int) -> Sample:
         """Experiences of one step, metrics, rows worth showing; StopAsyncIteration at the end."""
         ...
 
@@ -61,6 +61,7 @@ class TrainerSettings:
         save_hf: When weights are also saved in Hugging Face format.
         on_save_error: Whether a failed save ends the run; at the end of the run it always does.
         enable_preview: Log sampled rows as a table at each publication.
+        publishes_weights: Whether an explorer takes the weights (any mode but pure training).
     """
 
     total_steps: int | None = None
@@ -68,6 +69,7 @@ class TrainerSettings:
     save_hf: Literal["last", "always", "never"] = "last"
     on_save_error: Literal["continue", "stop"] = "stop"
     enable_preview: bool = False
+    publishes_weights: bool = True
 
 
 @dataclass
@@ -79,7 +81,6 @@ class Trainer:
     preparation: Preparation
     updater: Updater
     board: VersionBoard
-    channel: WeightChannel | None
     schedule: SyncSchedule
     checkpoints: Checkpoints
     settings: TrainerSettings
@@ -89,6 +90,7 @@ class Trainer:
     step: int = 0
     _published: int = 0
     _saving: asyncio.Task[None] | None = None
+    _reading: "asyncio.Future[Sample] | None" = None
     _is_ended: bool = False
     _is_stopping: bool = False
     _step_ended_at: float = field(default_factory=time.perf_counter)
@@ -119,20 +121,43 @@ class Trainer:
         await self._finish()
 
     def stop(self) -> None:
-        """Start no further step."""
+        """Start no further step; a wait for experiences ends."""
         self._is_stopping = True
+        if self._reading is not None:
+            self._reading.cancel()
 
     def _is_done(self) -> bool:
         total = self.settings.total_steps
         return self._is_stopping or (total is not None and self.step >= total)
 
     async def _read(self, metrics: Metrics) -> list[Experience]:
-        with timed(metrics, "time/read_experience"):
-            experiences, found, rows = await self.source.sample(self.step + 1)
+        self._reading = asyncio.ensure_future(self.source.sample(self.step + 1))
+        try:
+            await self._answer_while_reading(self._reading)
+            experiences, found, rows = await self._reading
+        except asyncio.CancelledError:
+            if self._is_stopping:
+                raise StopAsyncIteration from None
+            raise
         metrics |= found
         if self.settings.enable_preview and rows:
             self.report_rows("rollout_examples", rows, self.step + 1)
         return experiences
+
+    async def _answer_while_reading(self, reading: "asyncio.Future[Sample]") -> None:
+        """Until experiences are there, give explorers that ask what was trained so far."""
+        if self.schedule.style is not SyncStyle.EXPLORER_DRIVEN:
+            return
+        while not reading.done():
+            asked = asyncio.ensure_future(self.board.wait_asked())
+            await asyncio.wait({reading, asked}, return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+            if reading.done() or not await self.board.is_asked():
+                continue
+            if self.settings.publishes_weights and self._published < self.step:
+                await self.publish({})
+            else:
+                await self.board.decline()
 
     async def _train(self, experiences: list[Experience], metrics: Metrics) -> None:
         """One training step; a batch without a trained token changes nothing and says so."""
@@ -145,32 +170,18 @@ class Trainer:
             batch = await self.preparation.complete(batch, metrics)
             await self.updater.update(batch, self.step, metrics)
         metrics |= batch.summary()
-        self._count_drift(experiences, metrics)
-
-    def _count_drift(self, experiences: list[Experience], metrics: Metrics) -> None:
-        versions = [int(v) for e in experiences if (v := e.info.get("model_version")) is not None]  # type: ignore[call-overload]  # info is free-form
-        if versions:
-            now = self.step - 1
-            drift = [now - version for version in versions]
-            for name, values in (("model_version", versions), ("model_version_drift", drift)):
-                metrics[f"sample/{name}/mean"] = sum(values) / len(values)
-                metrics[f"sample/{name}/max"] = float(max(values))
-                metrics[f"sample/{name}/min"] = float(min(values))
 
     async def _publish_if_due(self, metrics: Metrics) -> None:
-        if self.channel is None:
+        if not self.settings.publishes_weights:
             return
-        is_asked = (
-            self.schedule.style is SyncStyle.EXPLORER_DRIVEN and await self.board.is_requested()
-        )
+        is_asked = self.schedule.style is SyncStyle.EXPLORER_DRIVEN and await self.board.is_asked()
         if self.schedule.is_trainer_due(self.step, is_asked):
             await self.publish(metrics)
 
     async def publish(self, metrics: Metrics) -> None:
         """Send the weights of this step to whoever samples with them."""
-        assert self.channel is not None
         with timed(metrics, "time/sync_weight"):
-            ticket = await self.engine.send_weights(self.step, self.channel)
+            ticket = await self.engine.send_weights(self.step)
             await self.board.publish(ticket)
         self._published = self.step
         self.logger.info("Weights of version %d are out.", self.step)
@@ -223,12 +234,13 @@ class Trainer:
         """Publish and save what was trained since the last time, and say that no more will come."""
         metrics: Metrics = {}
         try:
-            if self.channel is not None and self._published < self.step:
+            if self.settings.publishes_weights and self._published < self.step:
                 await self.publish(metrics)
         finally:
             await self.board.close(f"the trainer ended after step {self.step}")
         self._is_ended = True
-        await self._save(is_last=True)
+        if self.step > 0:
+            await self._save(is_last=True)
 
     def state_dict(self) -> dict[str, object]:
         """What ``trainer_meta.json`` keeps: the step and the position in the data."""
