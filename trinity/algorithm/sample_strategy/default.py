@@ -17,7 +17,7 @@ class DefaultSampleStrategy(SampleStrategy):
     """Reads ``batch_size`` experiences, whatever the buffer gives next."""
 
     async def read(self, step: int) -> tuple[list[Experience], Metrics]:
-        return await self.reader.read(self.batch_size), {}
+        return await self.reader.read(self.batch_size, step=step), {}
 
 
 class WarmupSampleStrategy(DefaultSampleStrategy):
@@ -63,7 +63,7 @@ class StalenessControlSampleStrategy(SampleStrategy):
         while len(fresh) < self.batch_size:
             missing = self.batch_size - len(fresh)
             try:
-                exps = await self.reader.read(missing, min_model_version=least)
+                exps = await self.reader.read(missing, min_model_version=least, step=step)
             except StopAsyncIteration:
                 if fresh:
                     break

@@ -50,8 +50,8 @@ class MixSampleStrategy(SampleStrategy):
 
     async def read(self, step: int) -> tuple[list[Experience], Metrics]:
         usual, expert = await asyncio.gather(
-            _read(self.reader, self.batch_size - self.num_expert),
-            _read(self.expert_reader, self.num_expert),
+            _read(self.reader, self.batch_size - self.num_expert, step),
+            _read(self.expert_reader, self.num_expert, step),
         )
         for experience in expert:
             update_expert(experience)
@@ -85,5 +85,5 @@ def update_expert(experience: Experience) -> None:
     experience.logprobs, experience.advantages = zeros, zeros.clone()
 
 
-async def _read(reader: ExperienceSource, count: int) -> list[Experience]:
-    return await reader.read(count) if count else []
+async def _read(reader: ExperienceSource, count: int, step: int) -> list[Experience]:
+    return await reader.read(count, step=step) if count else []

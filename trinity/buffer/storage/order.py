@@ -119,12 +119,12 @@ class PriorityOrder:
         if not self._buckets:
             return None
         item = self._take(max(self._buckets))
-        used = [_used(experience) for experience in item.experiences]
+        used = [with_uses(e, uses_of(e) + 1) for e in item.experiences]
         item = Item(item.ids, used)
         _, is_reusable = self._priority_fn(used)
         if is_reusable and self._cooldown_s is not None:
             heapq.heappush(self._cooling, (now + self._cooldown_s, next(self._counter), item))
-        return item
+        return Item(item.ids, [with_uses(e, uses_of(e)) for e in used])
 
     def items(self) -> list[Item]:
         waiting = [item for bucket in self._buckets.values() for item in bucket]
@@ -146,13 +146,8 @@ class PriorityOrder:
         return item
 
 
-def _used(experience: Experience) -> Experience:
-    """The same experience, used once more; the one that waits is not touched by who reads it."""
-    return with_uses(experience, uses_of(experience) + 1)
-
-
 def with_uses(experience: Experience, uses: int) -> Experience:
-    """A copy of the record (not of its tensors) with another use count."""
+    """A copy with another use count; its tensors are shared, so whoever reads it replaces them."""
     copy = object.__new__(Experience)
     copy.__dict__ = {**experience.__dict__, "info": {**experience.info, "use_count": uses}}
     copy.metrics = dict(experience.metrics)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
 
+from trinity.algorithm.sample_strategy.base import oldest_version
 from trinity.buffer.storage.journal import Event, Journal, Outcome, StorageError, outcome
 from trinity.buffer.storage.order import FifoOrder, Item, Order, PriorityOrder, with_uses
-from trinity.buffer.storage.priority import PRIORITY_FUNC, version_of
+from trinity.buffer.storage.priority import PRIORITY_FUNC
 from trinity.common.config.buffer import ReplayBufferConfig
 from trinity.common.errors import DeadlineError
 from trinity.common.experience import Experience, deserialize_many, serialize_many
@@ -204,12 +205,12 @@ class QueueStorage:
     def _fresh(
         self, rows: list[tuple[int, Experience]], min_version: int
     ) -> list[tuple[int, Experience]]:
-        stale = tuple(row for row, e in rows if version_of(e) < min_version)
+        stale = tuple(row for row, e in rows if _is_stale(e, min_version))
         if not stale:
             return rows
         self._counts["dropped"] += len(stale)
         self._note(Event("drop", self._reads + 1, stale, reason="stale"))
-        return [(row, e) for row, e in rows if version_of(e) >= min_version]
+        return [(row, e) for row, e in rows if not _is_stale(e, min_version)]
 
     async def _wait(self, deadline: float) -> None:
         """Until something changes, the deadline passes or a reused item has cooled down."""
@@ -338,3 +339,8 @@ class QueueStorage:
         """End: close the journal. Experiences that wait stay in it."""
         if self._journal is not None:
             await asyncio.to_thread(self._journal.close)
+
+
+def _is_stale(experience: Experience, min_version: int) -> bool:
+    version = oldest_version(experience)
+    return version is not None and version < min_version
