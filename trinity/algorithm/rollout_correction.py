@@ -10,12 +10,14 @@ off-policy RL training" (2025). Masked: Liu et al., "When speed kills stability"
 Shape suffixes: B = rows, T = response tokens (padded).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from trinity.algorithm.base import Method
 from trinity.algorithm.utils import MAX_LOG_RATIO, log_ratio, masked_mean, masked_sum, visible
 
 Level = Literal["token", "sequence", "geometric"]
@@ -36,7 +38,7 @@ class Correction:
     """How far engine and trainer are apart, under ``rollout_corr/``."""
 
 
-class RolloutCorrection:
+class RolloutCorrection(Method):
     """Weights and mask for a batch, from the log-probabilities of trainer and engine.
 
     A level is ``token`` (each token's ratio), ``sequence`` (the product over the row) or
@@ -100,6 +102,15 @@ class RolloutCorrection:
         metrics |= _weight_metrics(weight_BT, mask_BT, kept_BT)
         named = {f"rollout_corr/{name}": value for name, value in metrics.items()}
         return Correction(weight_BT, kept_BT, named)
+
+    def of_batch(self, batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Metrics]:
+        """The correction of a trainer's batch, as columns that change, and metrics.
+
+        Reads ``old_logprob``, ``rollout_log_probs`` and ``action_mask``. Gives the ``action_mask``
+        that is left, and ``rollout_weights`` to multiply the advantages by.
+        """
+        found = self(batch["old_logprob"], batch["rollout_log_probs"], batch["action_mask"])
+        return {"action_mask": found.mask, "rollout_weights": found.weights}, found.metrics
 
     def _weights(
         self, old_BT: Tensor, rollout_BT: Tensor, mask_BT: Tensor, kept_BT: Tensor

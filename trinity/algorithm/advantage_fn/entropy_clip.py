@@ -47,9 +47,9 @@ class CLIPBAdvantageFn(GRPOAdvantageFn):
         self.mu = mu
 
     def loss_mask(self, batch: Mapping[str, Tensor], advantages: Tensor) -> tuple[Tensor, Metrics]:
-        """Scores are of the policy that sampled: ``rollout_logprob`` if the batch has it."""
+        """Scores are of the policy that sampled: ``rollout_log_probs`` if the batch has them."""
         mask_BT = batch["action_mask"].bool()
-        logprob_BT = batch.get("rollout_logprob", batch["old_logprob"])
+        logprob_BT = batch.get("rollout_log_probs", batch["old_logprob"])
         score_BT = _score(logprob_BT, batch["entropy"], mask_BT)
         mean, var = masked_mean(score_BT, mask_BT), masked_var(score_BT, mask_BT, unbiased=False)
         std = var.sqrt()

@@ -85,12 +85,15 @@ def oldest_version(experience: Experience) -> int | None:
 
 
 def describe(exps: Sequence[Experience], step: int) -> Metrics:
-    """How many tasks a batch covers, and how old its tokens are against trainer step ``step``."""
+    """How many tasks a batch covers, and how many versions its tokens are behind step ``step``.
+
+    The weights that step s starts from are version s - 1: in step with them the drift is 0.
+    """
     metrics: Metrics = {"sample/task_count": float(len({e.eid.tid for e in exps}))}
     versions = [v for v in map(oldest_version, exps) if v is not None]
     for name, values in (
         ("sample/model_version", versions),
-        ("sample/model_version_drift", [step - version for version in versions]),
+        ("sample/model_version_drift", [step - 1 - version for version in versions]),
     ):
         if values:
             metrics[f"{name}/mean"] = sum(values) / len(values)
