@@ -50,9 +50,16 @@ from trinity.common.config.service import DataJuicerServiceConfig, ServiceConfig
 from trinity.common.config.stages import Stage, iterate_stages
 from trinity.common.config.synchronizer import SynchronizerConfig
 from trinity.common.config.trainer import MegatronConfig, TrainerConfig
+from trinity.common.config.training import (
+    BatchLimit,
+    PartSettings,
+    TrainingSettings,
+    training_settings,
+)
 
 __all__ = [
     "AlgorithmConfig",
+    "BatchLimit",
     "BufferConfig",
     "ClusterConfig",
     "Config",
@@ -80,6 +87,7 @@ __all__ = [
     "OperatorConfig",
     "OptimizerConfig",
     "OverRolloutConfig",
+    "PartSettings",
     "ReplayBufferConfig",
     "ServiceConfig",
     "Stage",
@@ -90,6 +98,7 @@ __all__ = [
     "TinkerConfig",
     "TrainerConfig",
     "TrainerInputConfig",
+    "TrainingSettings",
     "derive",
     "find_problems",
     "gpu_problems",
@@ -101,4 +110,5 @@ __all__ = [
     "needs_reference",
     "read_config",
     "split_gpus",
+    "training_settings",
 ]

@@ -17,6 +17,7 @@ from trinity.common.config.gpus import gpu_problems
 from trinity.common.config.names import Names, builtin_names
 from trinity.common.config.root import Config
 from trinity.common.config.stages import iterate_stages
+from trinity.common.config.verl.check import VERL_CHECKS
 from trinity.common.errors import Problem
 
 
@@ -98,5 +99,6 @@ CHECKS: tuple[Check, ...] = (
     *DATA_CHECKS,
     *SYNC_CHECKS,
     *TRAINER_CHECKS,
+    *VERL_CHECKS,
     _gpus,
 )

@@ -16,6 +16,7 @@ from trinity.common.config.derive_model import derive_models
 from trinity.common.config.derive_trainer import derive_trainer
 from trinity.common.config.fill import Derived, Filler
 from trinity.common.config.root import Config
+from trinity.common.config.verl.apply import apply_verl
 from trinity.common.constants import (
     ENV_CHECKPOINT_ROOT_DIR,
     EngineType,
@@ -57,6 +58,7 @@ def derive(
     down to a multiple of the sync interval. Deriving twice changes nothing.
     """
     filler = Filler(config)
+    apply_verl(filler)
     spec = spec_of(config, algorithms)
     _derive_places(filler, env)
     _derive_algorithm(filler, spec)

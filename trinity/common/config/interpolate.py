@@ -19,8 +19,22 @@ def resolve(data: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     from omegaconf import OmegaConf
 
     problems: list[Problem] = []
-    resolved = _resolve(OmegaConf.create(data), data, "", problems)
+    resolved = _resolve(OmegaConf.create(_with_verl_root(data)), data, "", problems)
     return resolved, problems
+
+
+def _with_verl_root(data: dict[str, Any]) -> dict[str, Any]:
+    """``data`` with what `trainer.trainer_config` holds at its root too.
+
+    A pasted veRL block refers to its own keys from its own root: `${critic.ppo_epochs}`.
+    """
+    trainer = data.get("trainer")
+    block = trainer.get("trainer_config") if isinstance(trainer, dict) else None
+    if not isinstance(block, dict) or not isinstance(trainer, dict):
+        return data
+    inner = block.get("trainer")
+    mixed = {**inner, **trainer} if isinstance(inner, dict) else trainer
+    return {**block, **data, "trainer": mixed}
 
 
 def _resolve(root: Any, node: Any, prefix: str, problems: list[Problem]) -> Any:

@@ -60,7 +60,7 @@ def read_config(
 def build_config(tree: Tree, path: str = "") -> tuple[Config | None, list[Problem]]:
     """The configuration in ``tree``, and what is wrong with it."""
     data, problems = resolve(tree.data)
-    renamed = modernise(_clean(data))
+    renamed = modernise(clean(data))
     problems += renamed.problems
     lines = {**tree.lines, **{new: tree.lines.get(old, 0) for new, old in renamed.moved.items()}}
     source = Source(path, {key: line for key, line in lines.items() if line}, ())
@@ -106,12 +106,12 @@ def _set(node: Any, key: str, parts: list[str], value: Any) -> list[Problem]:
     return _set(node[index], key, rest, value)
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
     """``value`` with the text `None` read as null and `1e-6` as a number, at every depth."""
     if isinstance(value, dict):
-        return {str(key): _clean(item) for key, item in value.items()}
+        return {str(key): clean(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_clean(item) for item in value]
+        return [clean(item) for item in value]
     if isinstance(value, str):
         if value in _NULLS:
             return None
