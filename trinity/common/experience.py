@@ -1,24 +1,18 @@
-"""One sampled sequence and its identity: `EID`, `Experience`, grouping and the wire form.
+"""One sampled sequence and its identity: `EID`, `Experience`, grouping and bytes.
 
-The wire form is a msgpack header followed by one safetensors blob: nothing in it is ever
-unpickled. Assembling rows into training tensors is `trinity.trainer.batch`.
+The layout of the bytes is `trinity.common.wire`; assembling rows into training tensors is
+`trinity.trainer.batch`.
 """
 
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Literal
+from typing import Any, Literal
 
-import msgpack
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-_MAGIC = b"TRXP"
-_FORMAT_VERSION = 2
-_HEADER = struct.Struct("<4sBQ")
+from trinity.common import wire
 
 #: Tensor field -> dtype it is kept in. All but ``tokens`` have one entry per response token.
 TENSOR_FIELDS: dict[str, torch.dtype] = {
@@ -33,6 +27,7 @@ TENSOR_FIELDS: dict[str, torch.dtype] = {
     "chosen": torch.int32,
     "rejected": torch.int32,
 }
+_FREE_LENGTH = ("tokens", "chosen", "rejected")
 _PLAIN_FIELDS = (
     "reward",
     "truncate_status",
@@ -45,6 +40,7 @@ _PLAIN_FIELDS = (
     "tools",
     "chosen_messages",
     "rejected_messages",
+    "experience_type",
 )
 
 Messages = list[dict[str, object]]
@@ -54,7 +50,7 @@ GroupKey = Literal["task", "run", "step"]
 
 @dataclass
 class EID:
-    """Where an experience comes from: batch / task / run / step, and a suffix that makes it unique."""
+    """Where an experience comes from: batch / task / run / step; a suffix makes it unique."""
 
     batch: int | str = ""
     task: int | str = ""
@@ -119,7 +115,7 @@ class Experience:
         truncate_status: None, "prompt_truncated" or "response_truncated".
         info: Free-form facts (``model_version``, ``task_index`` ...); must be msgpack types.
         metrics: Numbers logged for this rollout.
-        prompt_length: P; must be positive, and below ``len(tokens)`` except for pairs.
+        prompt_length: P; at least 1 and at most ``len(tokens)``, which it is for pairs.
         action_mask: [R] True on sampled tokens; all True if not given.
         teacher_logprobs: [R] log-probabilities of the same tokens under a teacher.
         token_versions: [R] version of the weights that sampled each token.
@@ -165,8 +161,8 @@ class Experience:
         self.advantages = _optional("advantages", advantages)
         self.returns = _optional("returns", returns)
         self.truncate_status = truncate_status
-        self.info: dict[str, object] = info if info is not None else {}
-        self.metrics: dict[str, float] = metrics if metrics is not None else {}
+        self.info: dict[str, object] = dict(info or {})
+        self.metrics: dict[str, float] = dict(metrics or {})
         self.response_text = response_text
         self.prompt_text = prompt_text
         self.messages = messages
@@ -185,7 +181,8 @@ class Experience:
         self.experience_type = self._kind()
         if self.action_mask is None and not is_pair:
             is_cut = truncate_status == "prompt_truncated"
-            self.action_mask = torch.full((self.response_length,), not is_cut, dtype=torch.bool)
+            size = max(0, self.response_length)
+            self.action_mask = torch.full((size,), not is_cut, dtype=torch.bool)
         self._check()
 
     @property
@@ -199,20 +196,23 @@ class Experience:
         return "single_turn" if self.action_mask is None else "multi_turn"
 
     def _check(self) -> None:
-        if not 0 < self.prompt_length <= len(self.tokens):
+        num_tokens = len(self.tokens)
+        if not 0 < self.prompt_length <= num_tokens:
             raise ValueError(
-                f"prompt_length is {self.prompt_length}, but there are {len(self.tokens)} tokens: "
+                f"prompt_length is {self.prompt_length}, but there are {num_tokens} tokens: "
                 "it must be at least 1 and at most the number of tokens."
             )
+        response_length = num_tokens - self.prompt_length
         for name in TENSOR_FIELDS:
             value = getattr(self, name)
-            if value is None or name in ("tokens", "chosen", "rejected"):
+            if value is None:
                 continue
-            if value.ndim != 1 or len(value) != self.response_length:
+            if value.ndim != 1:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, but must be 1-D.")
+            if len(value) != response_length and name not in _FREE_LENGTH:
                 raise ValueError(
-                    f"{name} has shape {tuple(value.shape)}, but the response has "
-                    f"{self.response_length} tokens ({len(self.tokens)} tokens, prompt_length "
-                    f"{self.prompt_length})."
+                    f"{name} has {len(value)} entries, but the response has {response_length} "
+                    f"tokens ({num_tokens} tokens, prompt_length {self.prompt_length})."
                 )
 
     def to_dict(self) -> dict[str, object]:
@@ -304,78 +304,85 @@ def split_dpo_experience_to_single_turn(experiences: Iterable[Experience]) -> li
 
 
 def serialize_many(experiences: Sequence[Experience]) -> bytes:
-    """Experiences as bytes: magic, format version, length of header, header, safetensors."""
-    tensors: dict[str, Tensor] = {}
-    for index, experience in enumerate(experiences):
-        for name in TENSOR_FIELDS:
-            value = getattr(experience, name)
-            if value is not None:
-                tensors[f"{index}:{name}"] = value.contiguous()
-        for name, value in (experience.multi_modal_inputs or {}).items():
-            tensors[f"{index}:mm:{name}"] = value.contiguous()
-    tensors = {name: _own_storage(value) for name, value in tensors.items()}
-    header = msgpack.packb([_plain(experience) for experience in experiences], default=_to_plain)
-    return _HEADER.pack(_MAGIC, _FORMAT_VERSION, len(header)) + header + save_tensors(tensors)
+    """Experiences as bytes (`trinity.common.wire`). Tuples in ``info`` and the like become lists.
+
+    Raises:
+        TypeError: ``info``, ``metrics`` or a message holds what msgpack has no type for.
+    """
+    tensors = {name: [getattr(e, name) for e in experiences] for name in TENSOR_FIELDS}
+    values: dict[str, list[object]] = {
+        name: [getattr(e, name) for e in experiences] for name in _PLAIN_FIELDS
+    }
+    values["eid"] = [list(e.eid.to_dict().values()) for e in experiences]
+    values["custom_fields"] = [_pack_custom_fields(e.custom_fields) for e in experiences]
+    media = {
+        f"{index}.{name}": tensor
+        for index, e in enumerate(experiences)
+        for name, tensor in (e.multi_modal_inputs or {}).items()
+    }
+    return wire.pack(wire.Table(len(experiences), tensors, values, media))
 
 
 def deserialize_many(payload: bytes) -> list[Experience]:
     """The experiences of a payload of `serialize_many`.
 
     Raises:
-        ValueError: The bytes are cut, foreign or of another format version.
+        ValueError: The bytes are cut, altered, foreign or of another format version.
     """
-    if len(payload) < _HEADER.size or payload[:4] != _MAGIC:
-        raise ValueError("These bytes are not experiences: the TRXP mark is missing.")
-    _, version, header_length = _HEADER.unpack_from(payload)
-    if version != _FORMAT_VERSION:
-        raise ValueError(f"Experiences of format {version}; this trinity reads {_FORMAT_VERSION}.")
-    start = _HEADER.size + header_length
+    table = wire.unpack(payload)
     try:
-        records = msgpack.unpackb(payload[_HEADER.size : start], strict_map_key=False)
-        tensors = load_tensors(payload[start:])
-    except Exception as error:
-        raise ValueError(f"The experiences are damaged: {error}") from error
-    parts: list[dict[str, Tensor]] = [{} for _ in records]
-    media: list[dict[str, Tensor]] = [{} for _ in records]
-    for key, value in tensors.items():
-        index, _, name = key.partition(":")
-        is_media = name.startswith("mm:")
-        (media if is_media else parts)[int(index)][name.removeprefix("mm:")] = value
-    return [_restore(*row) for row in zip(records, parts, media, strict=True)]
+        columns = _columns(table)
+        return [_restore(columns.keys(), row) for row in zip(*columns.values(), strict=True)]
+    except (AttributeError, IndexError, TypeError) as error:
+        raise ValueError(f"The bytes hold something else than experiences: {error!r}") from error
 
 
-def _own_storage(value: Tensor) -> Tensor:
-    owns_all = value.untyped_storage().nbytes() == value.nbytes
-    return value if owns_all else value.clone()
-
-
-def _plain(experience: Experience) -> dict[str, object]:
-    record = {name: getattr(experience, name) for name in _PLAIN_FIELDS}
-    record["eid"] = experience.eid.to_dict()
-    record["is_multi_turn"] = experience.experience_type == "multi_turn"
-    record["custom_fields"] = [
-        [c.source_field, c.destination_field, str(c.data_type).removeprefix("torch.")]
-        for c in experience.custom_fields
+def _columns(table: wire.Table) -> dict[str, Sequence[object]]:
+    """Every attribute of the experiences of ``table``, as a column."""
+    none = [None] * table.num_rows
+    columns: dict[str, Sequence[object]] = {}
+    for name, dtype in TENSOR_FIELDS.items():
+        columns[name] = rows = table.tensors.get(name, none)
+        if any(row is not None and row.dtype is not dtype for row in rows):
+            raise TypeError(f"{name} is not {dtype}")
+    columns |= {name: table.values.get(name, none) for name in _PLAIN_FIELDS}
+    columns["eid"] = [_unpack_eid(ids) for ids in table.values.get("eid", none)]
+    columns["custom_fields"] = [
+        _unpack_custom_fields(fields) for fields in table.values.get("custom_fields", none)
     ]
-    return record
+    media: list[dict[str, Tensor] | None] = [None] * table.num_rows
+    for key, tensor in table.named.items():
+        index, _, name = key.partition(".")
+        media[int(index)] = {**(media[int(index)] or {}), name: tensor}
+    columns["multi_modal_inputs"] = media
+    return columns
 
 
-def _to_plain(value: object) -> object:
-    """Numbers that are not Python's own (NumPy, 0-d tensors) as plain ones."""
-    tolist: Callable[[], object] | None = getattr(value, "tolist", None)
-    if tolist is not None:
-        return tolist()
-    raise TypeError(f"{type(value).__name__} can't be stored in an experience: {value!r}")
-
-
-def _restore(
-    record: dict[str, object], tensors: dict[str, Tensor], media: dict[str, Tensor]
-) -> Experience:
-    is_multi_turn = record.pop("is_multi_turn")
-    fields = [CustomField(s, d, getattr(torch, t)) for s, d, t in record.pop("custom_fields")]  # type: ignore[attr-defined]
-    experience = Experience(
-        **record, **tensors, custom_fields=fields, multi_modal_inputs=media or None
-    )  # type: ignore[arg-type]
-    if not is_multi_turn and experience.experience_type == "multi_turn":
-        experience.experience_type = "single_turn"
+def _restore(names: Iterable[str], values: Sequence[object]) -> Experience:
+    """An experience with these attributes; only lengths are checked again."""
+    experience = Experience.__new__(Experience)
+    vars(experience).update(zip(names, values, strict=True))
+    if not (isinstance(experience.info, dict) and isinstance(experience.metrics, dict)):
+        raise TypeError("info and metrics must be mappings")
+    experience._check()
     return experience
+
+
+def _unpack_eid(ids: Any) -> EID:
+    batch, task, run, step, suffix = ids
+    return EID(batch, task, run, step, suffix)
+
+
+def _pack_custom_fields(fields: Sequence[CustomField]) -> list[list[str]] | None:
+    packed = [
+        [c.source_field, c.destination_field, str(c.data_type).removeprefix("torch.")]
+        for c in fields
+    ]
+    return packed or None
+
+
+def _unpack_custom_fields(packed: Any) -> list[CustomField]:
+    fields = [CustomField(s, d, getattr(torch, t)) for s, d, t in packed or ()]
+    if not all(isinstance(c.data_type, torch.dtype) for c in fields):
+        raise TypeError("a custom field names no dtype")
+    return fields
