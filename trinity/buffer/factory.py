@@ -33,12 +33,13 @@ def make_storage(config: ExperienceBufferConfig) -> "QueueStorage | SQLStorage":
     return QueueStorage(
         config.name or "experience_buffer",
         capacity=config.capacity,
-        journal=_journal(config),
+        journal=make_journal(config),
         replay=config.replay_buffer,
     )
 
 
-def _journal(config: ExperienceBufferConfig) -> Journal | None:
+def make_journal(config: ExperienceBufferConfig) -> Journal | None:
+    """Where a queue keeps its experiences and its ledger: by `path`; None keeps them in memory."""
     if not config.path:
         return None
     if is_json_path(config.path):

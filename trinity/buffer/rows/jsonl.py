@@ -1,4 +1,4 @@
-"""Rows of JSON-lines files: the places of the lines are in memory, a line is read when asked for."""
+"""Rows of JSON-lines files: only the places of the lines are in memory."""
 
 import json
 import os

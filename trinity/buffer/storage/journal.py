@@ -18,7 +18,7 @@ from trinity.buffer.schema.experience import SavedExperienceFormatter, to_row
 from trinity.common.errors import TrinityError
 from trinity.common.experience import Experience
 
-EventKind = Literal["write", "read", "drop", "rewind"]
+EventKind = Literal["write", "read", "drop", "rewind", "acquire", "release", "flush"]
 
 
 class StorageError(TrinityError):
@@ -32,7 +32,7 @@ class Event:
     Args:
         kind: `write` and `read` as they say; `drop` for what will never be read (too old, no
             room); `rewind` takes back every write above ``writes`` and every read and drop above
-            ``reads``, as a resume from an older checkpoint does.
+            ``reads``, as a resume from an older checkpoint does; the others say who is writing.
         number: Counts the writes, or the reads, of the run from 1; of a drop, the last read.
         ids: Rows of the experiences.
     """
@@ -75,7 +75,7 @@ def outcome(events: Iterable[Event]) -> Outcome:
             if event.reads is not None:
                 limit = event.reads
                 after = [e for e in after if e.number <= limit]
-        else:
+        elif event.kind in ("read", "drop"):
             after.append(event)
     found = Outcome(written=writes, writes=max(writes, default=0))
     for event in after:
