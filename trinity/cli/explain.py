@@ -1,0 +1,86 @@
+"""`trinity explain`: the arithmetic of a run as tables and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from trinity.cli.explanation import Explanation
+    from trinity.common.config.memory import Part
+
+FILE = typer.Argument(..., help="YAML file of a run.")
+OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
+PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
+GPU_MEMORY = typer.Option(80.0, "--gpu-memory", help="Memory of one GPU, in GiB.")
+
+
+def command(
+    file: Path = FILE,
+    overrides: list[str] = OVERRIDES,
+    plugin_dir: list[Path] = PLUGIN_DIR,
+    gpu_memory: float = GPU_MEMORY,
+) -> None:
+    """Show what a step of a run is made of, which GPU does what, and how much memory it takes."""
+    from rich.console import Console
+
+    from trinity.cli.explanation import explain_stage
+    from trinity.common.config import iterate_stages
+    from trinity.common.config.validate import validate_file
+    from trinity.common.errors import ConfigError
+
+    config, problems = validate_file(file, overrides or (), plugin_dir or ())
+    if problems or config is None:
+        raise ConfigError(problems, str(file))
+    console = Console(highlight=False)
+    for name, stage in iterate_stages(config):
+        _show(console, explain_stage(name, stage, gpu_memory * 2**30))
+
+
+def _show(console: Console, explanation: Explanation) -> None:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    console.print(Text(explanation.title, style="bold"))
+    console.print(Panel(Text(explanation.picture), expand=False))
+    console.print(_table("a step", ("what", "number", "from"), explanation.step))
+    if explanation.batch_sizes:
+        columns = ("key", "here", "meaning")
+        console.print(_table("the five batch sizes", columns, explanation.batch_sizes))
+    console.print(_table("who runs where", ("part", "GPUs", "what"), explanation.places))
+    for title, parts in explanation.memory.items():
+        console.print(_memory_table(title, parts))
+    console.print(
+        _table("checkpoints", ("what", "size or number", "from"), explanation.checkpoints)
+    )
+    for note in explanation.notes:
+        console.print(Text(f"- {note}"))
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index == 1 and len(columns) == 3 else "left")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _memory_table(title: str, parts: list[Part]) -> Table:
+    from rich.text import Text
+
+    rows = [(part.name, f"{part.bytes / 2**30:.2f}", part.how) for part in parts]
+    table = _table(title, ("part", "GiB", "how"), rows)
+    total = sum(part.bytes for part in parts) / 2**30
+    table.add_section()
+    table.add_row(Text("all"), Text(f"{total:.2f}"), Text(""), style="bold")
+    return table

@@ -1,0 +1,333 @@
+"""What `trinity explain` says about one stage, as rows of text. Draws nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trinity.common.config import Config, GPUSplit, derive, split_gpus
+from trinity.common.config.arithmetic import Arithmetic, arithmetic_of
+from trinity.common.config.gpus import gpus_per_engine
+from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.config.memory import (
+    Part,
+    checkpoint_bytes,
+    engine_memory,
+    micro_batch_tokens,
+    shards_of,
+    trainer_memory,
+)
+from trinity.common.config.shape import ModelShape, find_shape
+from trinity.common.config.training import training_settings
+from trinity.common.constants import Mode, SaveHF
+
+Row = tuple[str, ...]
+
+
+@dataclass
+class Explanation:
+    """The answer of `trinity explain` for one stage."""
+
+    title: str
+    picture: str
+    step: list[Row] = field(default_factory=list)
+    batch_sizes: list[Row] = field(default_factory=list)
+    places: list[Row] = field(default_factory=list)
+    memory: dict[str, list[Part]] = field(default_factory=dict)
+    checkpoints: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def explain_stage(name: str, config: Config, gpu_bytes: float) -> Explanation:
+    """All about one stage. ``gpu_bytes`` is the memory of one GPU."""
+    filled = derive(config).config
+    cluster = filled.cluster
+    nodes = max(cluster.node_num, 1) if cluster.gpu_per_node else 0
+    split = split_gpus(filled, nodes, cluster.gpu_per_node)
+    numbers = arithmetic_of(filled, split)
+    title = f"{filled.project}/{filled.name}: {filled.algorithm.algorithm_type}, mode {filled.mode}"
+    explanation = Explanation(title, _picture(filled, numbers, split))
+    explanation.step = _step_rows(filled, numbers)
+    if filled.mode.trains:
+        explanation.batch_sizes = _batch_rows(filled, numbers)
+    explanation.places = _place_rows(filled, split)
+    shape = find_shape(filled.model.model_path)
+    if shape is None:
+        explanation.notes.append(
+            f"The size of {filled.model.model_path!r} is not known here, so no memory is estimated."
+        )
+    else:
+        _add_memory(explanation, filled, split, shape, gpu_bytes)
+        explanation.checkpoints = _checkpoint_rows(filled, shape)
+    explanation.notes += _notes(filled, numbers)
+    return explanation
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def _step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
+    rows: list[Row] = []
+    if config.mode.explores:
+        prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
+        rows += [
+            ("tasks an explorer step", _number(numbers.tasks), "buffer.batch_size"),
+            ("samples a task", _number(numbers.samples), "algorithm.repeat_times"),
+            (
+                "experiences an explorer step",
+                _number(numbers.experiences),
+                f"{numbers.tasks} x {numbers.samples}",
+            ),
+            (
+                "prompt tokens, at most",
+                _number(numbers.prompt_tokens),
+                f"{numbers.tasks} x {prompt} (model.max_prompt_tokens)",
+            ),
+            (
+                "sampled tokens, at most",
+                _number(numbers.response_tokens),
+                f"{numbers.experiences} x {response} (model.max_response_tokens)",
+            ),
+        ]
+    if config.mode.trains:
+        rows += _train_rows(config, numbers)
+    if config.mode.pairs:
+        rows += _sync_rows(config, numbers)
+    return rows
+
+
+def _train_rows(config: Config, numbers: Arithmetic) -> list[Row]:
+    updates = numbers.steps_per_explorer_step * numbers.epochs
+    each = "explorer step" if config.mode.pairs else "training step"
+    return [
+        ("experiences a training step", _number(numbers.train_batch), "buffer.train_batch_size"),
+        (
+            "trained tokens, at most",
+            _number(numbers.train_tokens),
+            f"{numbers.train_batch} x {config.model.max_model_len} (model.max_model_len)",
+        ),
+        (
+            f"optimizer updates an {each}" if config.mode.pairs else f"optimizer updates a {each}",
+            _number(updates),
+            f"{_number(numbers.steps_per_explorer_step)} training steps x {numbers.epochs} epochs",
+        ),
+        (
+            "micro-batches a GPU and update",
+            f"<= {_number(numbers.micro_batches)}",
+            f"{numbers.rows_per_gpu} experiences, {_pass_limit(config)} a pass",
+        ),
+    ]
+
+
+def _pass_limit(config: Config) -> str:
+    limit = training_settings(config).actor.train
+    if limit.max_tokens is not None:
+        return f"{_number(limit.max_tokens)} tokens"
+    return f"{limit.max_rows} experiences"
+
+
+def _sync_rows(config: Config, numbers: Arithmetic) -> list[Row]:
+    sync = config.synchronizer
+    stale = numbers.max_staleness
+    bound = "unbounded" if stale is None else f"{stale} training steps"
+    why = f"interval {sync.sync_interval}, offset {sync.sync_offset}, {sync.sync_style}"
+    if stale is None:
+        why += "; bound it by sample_strategy: staleness_control"
+    return [
+        ("a sync", f"every {sync.sync_interval} steps", f"{sync.sync_method}, {sync.sync_style}"),
+        ("most off-policy, by", bound, why),
+    ]
+
+
+def _batch_rows(config: Config, numbers: Arithmetic) -> list[Row]:
+    settings = training_settings(config)
+    rows = settings.actor.train.max_rows
+    per_gpu = f"{numbers.train_batch} / {numbers.copies}"
+    micro = f"{rows}" if rows else f"by tokens: <= {_number(settings.actor.train.max_tokens or 0)}"
+    micro_why = (
+        "experiences of one pass on one GPU"
+        if rows
+        else "trainer.use_dynamic_bsz fills passes up to trainer.max_token_len_per_gpu"
+    )
+    count = f"<= {numbers.micro_batches}"
+    return [
+        ("buffer.batch_size", _number(config.buffer.batch_size), "tasks of an explorer step"),
+        (
+            "buffer.train_batch_size",
+            _number(numbers.train_batch),
+            "experiences of an update (a mini-batch), over all GPUs",
+        ),
+        (
+            "ppo_mini_batch_size",
+            _number(numbers.rows_per_gpu),
+            f"veRL's name for it; on each GPU {per_gpu}",
+        ),
+        ("ppo_micro_batch_size_per_gpu", micro, micro_why),
+        ("gradient accumulation", count, "micro-batches added up before an update"),
+    ]
+
+
+def _place_rows(config: Config, split: GPUSplit) -> list[Row]:
+    rows: list[Row] = []
+    taken = 0
+    if config.mode.explores:
+        models = [("rollout model", config.explorer.rollout_model)]
+        for index, model in enumerate(config.explorer.auxiliary_models):
+            models.append((f"auxiliary model {index}", model))
+        for part, model in models:
+            for engine in range(model.engine_num):
+                size = gpus_per_engine(model) if split.total else 0
+                name = f"{part}, engine {engine}"
+                rows.append((name, _gpu_range(split, taken, size), _engine_text(model)))
+                taken += size
+    if config.mode.trains:
+        if config.mode is Mode.COLOCATE:
+            taken = split.auxiliary
+        kind = f"{config.trainer.trainer_type}, {config.trainer.trainer_strategy}"
+        rows.append(("trainer", _gpu_range(split, taken, split.trainer), kind))
+    return rows
+
+
+def _gpu_range(split: GPUSplit, start: int, size: int) -> str:
+    if split.total == 0:
+        return "found at start"
+    if size < 1:
+        return "none"
+    first, last = start, start + size - 1
+    if split.nodes == 1:
+        return f"{first}" if size == 1 else f"{first}-{last}"
+    return f"{_gpu_name(split, first)} to {_gpu_name(split, last)}"
+
+
+def _gpu_name(split: GPUSplit, index: int) -> str:
+    return f"{index // split.per_node}.{index % split.per_node}"
+
+
+def _engine_text(model: InferenceModelConfig) -> str:
+    return f"{model.engine_type}: {model.model_path}"
+
+
+def _add_memory(
+    explanation: Explanation,
+    config: Config,
+    split: GPUSplit,
+    shape: ModelShape,
+    gpu_bytes: float,
+) -> None:
+    if shape.is_guess:
+        explanation.notes.append(
+            f"{config.model.model_path} is not on this machine; its shape is a usual one for "
+            "the size in its name."
+        )
+    if config.mode.trains and config.trainer.trainer_type != "tinker":
+        parts = trainer_memory(config, shape, shards_of(split))
+        title = "memory of a trainer GPU, estimated" if split.total else "memory of the trainer"
+        explanation.memory[title] = parts
+        _judge(explanation, "trainer", parts, gpu_bytes)
+    engine = config.explorer.rollout_model
+    if config.mode.explores and engine.engine_type == "vllm":
+        parts = engine_memory(engine, shape, gpu_bytes)
+        title = f"memory of a rollout GPU with {gpu_bytes / 2**30:.0f} GiB, estimated"
+        explanation.memory[title] = parts
+        _judge(explanation, "rollout", parts, gpu_bytes)
+
+
+def _judge(explanation: Explanation, part: str, parts: list[Part], gpu_bytes: float) -> None:
+    total = sum(item.bytes for item in parts)
+    if total > gpu_bytes:
+        explanation.notes.append(
+            f"A {part} GPU would need {total / 2**30:.0f} GiB and has {gpu_bytes / 2**30:.0f}: "
+            + _RELIEF[part]
+        )
+
+
+_RELIEF = {
+    "trainer": "set trainer.enable_gradient_checkpointing, lower trainer.max_token_len_per_gpu, "
+    "or set trainer.optimizer_offload.",
+    "rollout": "raise explorer.rollout_model.tensor_parallel_size.",
+}
+
+
+def _checkpoint_rows(config: Config, shape: ModelShape) -> list[Row]:
+    if not config.mode.trains:
+        return []
+    state, hf = checkpoint_bytes(config, shape)
+    every = config.trainer.save_interval
+    total = config.trainer.total_steps or config.buffer.total_steps
+    count = (
+        _saves(total, every) if total else ("at the end" if not every else f"1 in {every} steps")
+    )
+    when = f"every {every} steps and at the end" if every else "at the end"
+    kept = config.trainer.max_checkpoints_to_keep
+    rows: list[Row] = [
+        ("checkpoints", count, f"trainer.save_interval: {every}"),
+        ("kept", str(kept or "all"), "trainer.max_checkpoints_to_keep"),
+        ("training state of one", _size(state), "weights, optimizer, 12 bytes a weight"),
+    ]
+    save_hf = config.trainer.save_hf_checkpoint
+    if save_hf is not SaveHF.NEVER:
+        which = "each" if save_hf is SaveHF.ALWAYS else "the last"
+        rows.append((f"Hugging Face files of {which}", _size(hf), "2 bytes a weight"))
+    return rows
+
+
+def _saves(total: int, every: int) -> int:
+    if not every:
+        return 1
+    return total // every + (1 if total % every else 0)
+
+
+def _size(amount: float) -> str:
+    return f"{amount / 1e9:.2f} GB" if amount >= 1e8 else f"{amount / 1e6:.1f} MB"
+
+
+def _notes(config: Config, numbers: Arithmetic) -> list[str]:
+    notes = []
+    if config.mode.pairs and numbers.steps_per_explorer_step < 1:
+        waits = -(-numbers.train_batch // max(numbers.experiences, 1))
+        notes.append(
+            f"A training step takes the experiences of {waits} explorer steps; set "
+            f"buffer.train_batch_size to {numbers.experiences} for one."
+        )
+    longest = config.model.max_model_len or 0
+    if config.mode.trains and longest:
+        held = micro_batch_tokens(config, training_settings(config).actor)
+        notes.append(
+            f"One pass holds up to {held:,} tokens; the longest experience has {longest:,}."
+        )
+    return notes
+
+
+def _picture(config: Config, numbers: Arithmetic, split: GPUSplit) -> str:
+    """The loop of a run with its numbers on the arrows."""
+    if not config.mode.explores:
+        return _training_picture(numbers, split)
+    gpus = f"{split.rollout} GPUs" if split.total else "engines"
+    made = f"{numbers.tasks} tasks x {numbers.samples} samples"
+    lines = [f"  tasks --[{made}]--> explorer ({gpus})"]
+    if not config.mode.pairs:
+        where = "metrics" if config.mode is Mode.BENCH else "experience buffer"
+        lines.append(f"                  --[{numbers.experiences} experiences]--> {where}")
+        return "\n".join(lines)
+    trainer = f"{split.trainer} GPUs" if split.total else "1 process"
+    steps = _number(numbers.steps_per_explorer_step)
+    stale = numbers.max_staleness
+    age = f"at most {stale} steps old" if stale is not None else "of any age"
+    sync = config.synchronizer
+    travel = f"weights, {sync.sync_method}, every {sync.sync_interval} steps"
+    lines += [
+        "    ^                 |",
+        f"    |                 +--[{numbers.experiences} experiences]--> buffer",
+        "    |                                             |",
+        f"    |                {numbers.train_batch} a training step, {steps} for an explorer step",
+        "    |                                             v",
+        f"    +--[{travel}]-- trainer ({trainer})",
+        "",
+        f"  what is trained on is {age}",
+    ]
+    return "\n".join(lines)
+
+
+def _training_picture(numbers: Arithmetic, split: GPUSplit) -> str:
+    trainer = f"{split.trainer} GPUs" if split.total else "1 process"
+    return f"  data set --[{numbers.train_batch} rows a step]--> trainer ({trainer})"

@@ -1,0 +1,66 @@
+"""`trinity`: the table of commands, and how their errors end the program.
+
+A command lives in its own module, as a function ``command`` that imports its work when called.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import typer
+
+from trinity import __version__
+from trinity.common.errors import TrinityError
+
+COMMANDS = {
+    "run": "trinity.cli.run_command",
+    "validate": "trinity.cli.validate",
+    "explain": "trinity.cli.explain",
+    "schema": "trinity.cli.schema",
+    "import-verl": "trinity.cli.import_verl",
+}
+"""Name on the command line -> module of the command."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+app = typer.Typer(
+    help="Fine-tune language models by reinforcement learning. One YAML file describes a run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _module in COMMANDS.items():
+    app.command(_name)(import_module(_module).command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trinity {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    """Fine-tune language models by reinforcement learning. One YAML file describes a run."""
+
+
+def main() -> None:
+    """Entry point. What trinity raises on purpose is shown as its text, and sets the exit code."""
+    try:
+        app()
+    except TrinityError as error:
+        typer.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

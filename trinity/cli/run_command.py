@@ -1,0 +1,31 @@
+"""`trinity run`: the arguments. The work is in `trinity.cli.run`."""
+
+from pathlib import Path
+
+import typer
+
+CONFIG = typer.Option(..., "--config", "-c", help="YAML file of the run.")
+OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
+PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
+CPU = typer.Option(False, "--cpu", help="Run on this machine's CPU: replaces GPUs, engine, sync.")
+DRY_RUN = typer.Option(False, "--dry-run", help="Show the plan and check all; start nothing.")
+
+
+def command(
+    config: Path = CONFIG,
+    overrides: list[str] = OVERRIDES,
+    plugin_dir: list[Path] = PLUGIN_DIR,
+    cpu: bool = CPU,
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Run what a YAML file describes. Any key can be set as `a.b.c=value`."""
+    from trinity.cli.run import run
+
+    code = run(
+        config=config,
+        overrides=tuple(overrides or ()),
+        plugin_dir=tuple(plugin_dir or ()),
+        cpu=cpu,
+        dry_run=dry_run,
+    )
+    raise typer.Exit(code or 0)

@@ -1,0 +1,158 @@
+"""Estimated memory of one GPU, part by part, in bytes.
+
+Counted for a dense Llama-like model on the torch backend: bf16 weights with float32 masters and
+Adam, packed sequences, attention that keeps no score matrix, logits in chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trinity.common.config.derive import needs_critic, needs_reference
+from trinity.common.config.gpus import GPUSplit, gpus_per_engine
+from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.config.root import Config
+from trinity.common.config.shape import ModelShape
+from trinity.common.config.training import PartSettings, training_settings
+
+_LOGIT_CHUNKS = 3 * 32 * 2**20
+_CONTEXT = 600 * 2**20
+_ADAM_BYTES = 8
+_MASTER_BYTES = 4
+_GRAD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that takes memory on a GPU."""
+
+    name: str
+    bytes: float
+    how: str
+
+
+def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]:
+    """Parts of the memory of one training GPU. ``config`` must be filled in.
+
+    Args:
+        shards: GPUs the weights and optimizer state are split over.
+    """
+    settings = training_settings(config)
+    width = 2 if config.trainer.dtype == "bfloat16" else 4
+    parts = _model_state("actor", config, shape, settings.actor, width, shards)
+    if needs_critic(config):
+        parts += _model_state("critic", config, shape, settings.critic, width, shards)
+    if needs_reference(config) and not config.model.lora_configs:
+        away = settings.reference.param_offload
+        amount = 0 if away else shape.parameters * width / shards
+        how = "in CPU memory" if away else f"{width} bytes / {shards}"
+        parts.append(Part("reference weights", amount, how))
+    if shards > 1:
+        layer = (shape.parameters - shape.vocabulary * shape.hidden) / shape.layers
+        gathered = (2 * layer + shape.vocabulary * shape.hidden) * width
+        parts.append(Part("gathered layers", gathered, "two layers and the embedding, whole"))
+    parts.append(_activations(config, shape, settings.actor, width))
+    parts.append(Part("logits in chunks", _LOGIT_CHUNKS, "3 chunks of 32 MiB"))
+    if config.cluster.gpu_per_node:
+        parts.append(Part("CUDA and libraries", _CONTEXT, "about"))
+    return parts
+
+
+def _model_state(
+    name: str,
+    config: Config,
+    shape: ModelShape,
+    settings: PartSettings,
+    width: int,
+    shards: int,
+) -> list[Part]:
+    weights = shape.parameters
+    trained = lora_parameters(config, shape) if config.model.lora_configs else weights
+    away = "in CPU memory"
+    kept = 0 if settings.param_offload else weights * width / shards
+    how = away if settings.param_offload else f"{width} bytes / {shards}"
+    parts = [Part(f"{name} weights", kept, how)]
+    master = _MASTER_BYTES if width < _MASTER_BYTES or config.model.lora_configs else 0
+    grad = trained * _GRAD_BYTES / shards
+    parts.append(Part(f"{name} gradients", grad, f"4 bytes / {shards}"))
+    state = 0 if settings.optimizer_offload else trained * (master + _ADAM_BYTES) / shards
+    how = away if settings.optimizer_offload else f"{master + _ADAM_BYTES} bytes / {shards}"
+    return [*parts, Part(f"{name} optimizer", state, how)]
+
+
+def lora_parameters(config: Config, shape: ModelShape) -> int:
+    """Weights of the adapter on all linear layers."""
+    ends = 2 * (shape.hidden + shape.query) + 2 * (shape.hidden + shape.kv)
+    ends += 3 * (shape.hidden + shape.mlp)
+    rank = sum(lora.lora_rank for lora in config.model.lora_configs or [])
+    return shape.layers * rank * ends
+
+
+def _activations(config: Config, shape: ModelShape, settings: PartSettings, width: int) -> Part:
+    tokens = micro_batch_tokens(config, settings)
+    layer = layer_activation_bytes(shape, width)
+    if settings.gradient_checkpointing:
+        kept = shape.layers * shape.hidden * width + layer
+        how = f"{tokens:,} tokens, one layer at a time"
+    else:
+        kept = shape.layers * layer
+        how = f"{tokens:,} tokens, {shape.layers} layers"
+    return Part("activations", tokens * (kept + 2 * shape.hidden * width), how)
+
+
+def micro_batch_tokens(config: Config, settings: PartSettings) -> int:
+    """Most tokens one pass with gradients holds on one GPU."""
+    shares = config.trainer.ulysses_sequence_parallel_size
+    longest = config.model.max_model_len or 0
+    if settings.train.max_tokens is not None:
+        return max(settings.train.max_tokens, -(-longest // shares))
+    return (settings.train.max_rows or 1) * longest // shares
+
+
+def layer_activation_bytes(shape: ModelShape, width: int) -> int:
+    """Bytes that one layer keeps of one token for the backward pass.
+
+    Two norms (the input in float32 and the output), queries, keys, values and the attention's
+    output before and after rotation, and the four tensors of a gated MLP.
+    """
+    norms = 2 * (4 + 2 * width) * shape.hidden
+    attention = width * (2 * shape.query + 3 * shape.kv)
+    return norms + attention + 4 * width * shape.mlp
+
+
+def engine_memory(model: InferenceModelConfig, shape: ModelShape, gpu_bytes: float) -> list[Part]:
+    """Parts of the memory of one GPU of an engine; the cache gets what the weights leave."""
+    width = 4 if model.dtype == "float32" else 2
+    shards = max(model.tensor_parallel_size * model.pipeline_parallel_size, 1)
+    weights = shape.parameters * width / shards
+    taken = gpu_bytes * model.gpu_memory_utilization
+    cache = max(taken - weights - _CONTEXT, 0)
+    per_token = 2 * shape.layers * shape.kv * width / shards
+    sequences = cache / per_token / (model.max_model_len or 1)
+    return [
+        Part("weights", weights, f"{width} bytes a weight / {shards}"),
+        Part(
+            "KV cache", cache, f"{cache / per_token:,.0f} tokens, {sequences:,.0f} full sequences"
+        ),
+        Part("CUDA and libraries", _CONTEXT, "about"),
+    ]
+
+
+def checkpoint_bytes(config: Config, shape: ModelShape) -> tuple[float, float]:
+    """Size of one checkpoint's training state, and of its Hugging Face files."""
+    if config.model.lora_configs:
+        adapter = lora_parameters(config, shape)
+        return adapter * (_MASTER_BYTES + _ADAM_BYTES), adapter * 2
+    models = 2 if needs_critic(config) else 1
+    state = models * shape.parameters * (_MASTER_BYTES + _ADAM_BYTES)
+    return state, shape.parameters * 2
+
+
+def shards_of(split: GPUSplit) -> int:
+    """GPUs the trainer's state is split over; 1 on a machine without."""
+    return max(split.trainer, 1)
+
+
+def engine_gpus(model: InferenceModelConfig) -> int:
+    """GPUs of all engines of ``model``."""
+    return model.engine_num * gpus_per_engine(model)

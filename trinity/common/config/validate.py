@@ -1,0 +1,38 @@
+"""A file, in full: how it is written, what its keys are, and what contradicts what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from trinity.common.config.check import find_problems
+from trinity.common.config.loader import read_config
+from trinity.common.config.names import known_names
+from trinity.common.config.root import Config
+from trinity.common.errors import Problem
+
+
+class Verdict(NamedTuple):
+    """The configuration of a file, as far as it could be read, and all that is wrong with it."""
+
+    config: Config | None
+    problems: list[Problem]
+
+
+def validate_file(
+    path: str | Path, overrides: Sequence[str] = (), plugin_dirs: Iterable[str | Path] = ()
+) -> Verdict:
+    """Check a file without Ray, network, GPUs, or a folder being made."""
+    config, problems = read_config(path, overrides)
+    if config is not None:
+        broken = [problem.key for problem in problems]
+        for problem in find_problems(config, known_names(plugin_dirs)):
+            if not any(_is_at(problem.key, key) for key in broken if key):
+                problems.append(problem)
+    return Verdict(config, sorted(problems, key=lambda problem: problem.line or 0))
+
+
+def _is_at(key: str, broken: str) -> bool:
+    """Whether ``key`` is what was left out as broken, or lies in it."""
+    return key == broken or key.startswith(f"{broken}.")
