@@ -1,6 +1,5 @@
 """The strategy that mixes rollouts with expert data."""
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,10 +48,9 @@ class MixSampleStrategy(SampleStrategy):
         self.num_expert = math.ceil(expert_data_ratio * batch_size)
 
     async def read(self, step: int) -> tuple[list[Experience], Metrics]:
-        usual, expert = await asyncio.gather(
-            _read(self.reader, self.batch_size - self.num_expert, step),
-            _read(self.expert_reader, self.num_expert, step),
-        )
+        # Rollouts first: a wait that is cancelled must not have used up expert rows.
+        usual = await _read(self.reader, self.batch_size - self.num_expert, step)
+        expert = await _read(self.expert_reader, self.num_expert, step)
         for experience in expert:
             update_expert(experience)
         for is_expert, exps in ((False, usual), (True, expert)):
@@ -75,7 +73,8 @@ def mark(exps: Sequence[Experience], is_expert: bool, step: int) -> None:
     """Say in each experience whether it is expert data, and which step trains on it."""
     for experience in exps:
         experience.info |= {"is_expert": is_expert, "step": step}
-        experience.custom_fields = [*experience.custom_fields, *_FIELDS]
+        own = [field for field in experience.custom_fields if field not in _FIELDS]
+        experience.custom_fields = [*own, *_FIELDS]
 
 
 def update_expert(experience: Experience) -> None:
