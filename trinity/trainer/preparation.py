@@ -70,7 +70,7 @@ class Preparation:
             metrics["training/rollout_probs_diff_std"] = float(diff.std(correction=0))
         batch = batch.with_columns(rollout_log_probs=rollout)
         if self.needs_entropy:
-            batch = batch.with_columns(entropy=found["entropy"], entropys=found["entropy"])
+            batch = batch.with_columns(entropy=found["entropy"])
         if self.recomputes_old_logprobs or self.correction is not None:
             batch = batch.with_columns(old_logprob=found["logprob"])
         if self.correction is not None:
@@ -84,7 +84,7 @@ class Preparation:
         mask_BT = columns["action_mask"]
         if self.advantage_fn is None:
             _describe(columns, mask_BT, metrics)
-            return batch
+            return batch.with_columns(**_weighted(columns))
         rewards_BT = columns["token_level_scores"]
         if self.kl_penalty_fn is not None:
             rewards_BT, found = self.kl_penalty_fn.apply_kl_penalty_to_reward(
@@ -100,8 +100,17 @@ class Preparation:
         metrics |= found
         _describe(columns, mask_BT, metrics)
         return batch.with_columns(
-            advantages=advantages_BT, returns=returns_BT, action_mask=loss_mask_BT
+            returns=returns_BT, action_mask=loss_mask_BT, **_weighted(columns)
         )
+
+
+def _weighted(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Advantages times the weights of a rollout correction: losses are linear in them."""
+    if "advantages" not in columns:
+        return {}
+    weights = columns.get("rollout_weights")
+    advantages = columns["advantages"]
+    return {"advantages": advantages if weights is None else advantages * weights}
 
 
 def _describe(columns: dict[str, Tensor], mask_BT: Tensor, metrics: Metrics) -> None:

@@ -54,6 +54,7 @@ def spawn(
     num_gpus: float = 0,
     max_concurrency: int = 1000,
     env_vars: Mapping[str, str] | None = None,
+    is_detached: bool = False,
     **kwargs: object,
 ) -> T:
     """Start ``cls`` as the actor ``name``, or join it if it runs, and return a stand-in for it.
@@ -61,6 +62,7 @@ def spawn(
     Args:
         max_concurrency: Async calls the actor runs side by side.
         env_vars: Set in the actor's process before anything is imported there.
+        is_detached: It outlives the process that started it, until somebody kills it.
     """
     options = {
         "name": name,
@@ -70,6 +72,7 @@ def spawn(
         "get_if_exists": True,
         "max_concurrency": max_concurrency,
         "runtime_env": {"env_vars": dict(env_vars)} if env_vars else {},
+        "lifetime": "detached" if is_detached else None,
     }
     handle = ray.remote(cls).options(**options).remote(*args, **kwargs)
     return cast(T, _Remote(handle, name))

@@ -1,0 +1,210 @@
+"""RunPlan -> the buffers of a stage: tasks, experiences between explorer and trainer, data sets."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity.algorithm import ADVANTAGE_FN
+from trinity.buffer import (
+    ExperiencePipeline,
+    TaskScheduler,
+    get_buffer_reader,
+    get_buffer_writer,
+    make_storage,
+    open_tasksets,
+    read_all,
+)
+from trinity.buffer.factory import make_journal
+from trinity.buffer.operators import create_operators
+from trinity.buffer.storage.queue import QueueStorage
+from trinity.common.config import Config, ExperienceBufferConfig
+from trinity.common.constants import Mode, StorageType
+from trinity.explorer.explorer import EvalTaskset
+from trinity.launcher.job import ResumePoint
+from trinity.launcher.plan import RunPlan
+from trinity.utils import actor
+
+_STATE_FILE = "buffer_state.json"
+_UNREAD_FILE = "unread_{index}.trxp"
+
+
+@dataclass
+class Buffers:
+    """What tasks and experiences wait in. ``prepare`` -> used by explorer and trainer -> ``close``.
+
+    Args:
+        tasks: Training tasks, if there is an explorer that trains.
+        evals: Evaluation tasks.
+        pipeline: Where the explorer writes, if there is one.
+        storage: Between pipeline and reader: a plain object in one command, a stand-in if explorer
+            and trainer run in two.
+        reader: Where the trainer reads, if there is one.
+        auxiliary: Readers of further data sets by name.
+    """
+
+    tasks: TaskScheduler | None = None
+    evals: list[EvalTaskset] = field(default_factory=list)
+    pipeline: ExperiencePipeline | None = None
+    storage: Any = None
+    reader: Any = None
+    auxiliary: dict[str, Any] = field(default_factory=dict)
+
+    async def prepare(self) -> None:
+        """Open the storage, and take part in it as a writer."""
+        if self.storage is not None:
+            await self.storage.prepare()
+        if self.pipeline is not None:
+            await self.pipeline.prepare()
+
+    async def stop_writing(self) -> None:
+        """Nothing more will come; readers get what is left."""
+        if self.pipeline is not None:
+            await self.pipeline.close()
+
+    async def close(self) -> None:
+        """Close pipeline and storage; what waits stays where the storage keeps it."""
+        await self.stop_writing()
+        if self.storage is not None:
+            await self.storage.close()
+
+    def snapshot(self) -> dict[str, str | bytes]:
+        """Files of a checkpoint with which unread experiences come back."""
+        if not isinstance(self.storage, QueueStorage):
+            return {}
+        state = self.storage.state_dict()
+        unread = state.pop("unread", None)
+        files: dict[str, str | bytes] = {}
+        if unread is not None:
+            state["num_unread"] = len(unread)
+            files = {_UNREAD_FILE.format(index=i): data for i, data in enumerate(unread)}
+        return {_STATE_FILE: json.dumps(state), **files}
+
+    def restore(self, resume: ResumePoint) -> None:
+        """Put the storage back to where it stood at a checkpoint."""
+        data = resume.file(_STATE_FILE)
+        if data is None or not isinstance(self.storage, QueueStorage):
+            return
+        state = json.loads(data)
+        if "num_unread" in state:
+            names = [_UNREAD_FILE.format(index=i) for i in range(state.pop("num_unread"))]
+            state["unread"] = [resume.file(name) for name in names]
+        self.storage.load_state_dict(state)
+
+    def total_explore_steps(self, config: Config) -> int | None:
+        """Steps of the explorer, if the tasks say."""
+        return self.tasks.total_steps if self.tasks is not None else None
+
+    def total_train_steps(self, config: Config) -> int | None:
+        """Steps of the trainer, as far as it can be told before the run."""
+        if config.trainer.total_steps is not None:
+            return config.trainer.total_steps
+        size = config.buffer.train_batch_size
+        if self.tasks is None:
+            total = getattr(self.reader, "total", None)
+            return total // size if total is not None and size else None
+        repeat = config.algorithm.repeat_times or 1
+        return self.tasks.total_steps * config.buffer.batch_size * repeat // size
+
+
+def open_buffers(plan: RunPlan, say: Callable[[str], None]) -> Buffers:
+    """The buffers of a stage; data sets are read here, storages open in ``prepare``.
+
+    Raises:
+        DataError: A data set can't be used.
+    """
+    config = plan.config
+    buffers = Buffers()
+    if config.mode.explores:
+        _open_tasks(buffers, config)
+    output = config.buffer.trainer_input.experience_buffer
+    if config.mode is Mode.BENCH or output is None:
+        return buffers
+    if output.storage_type is not StorageType.FILE:
+        buffers.storage = _storage(plan, output)
+    if config.mode.explores:
+        buffers.pipeline = _pipeline(config, buffers.storage, output)
+    if config.mode.trains:
+        buffers.reader = _reader(config, output, buffers.storage)
+        auxiliary = config.buffer.trainer_input.auxiliary_buffers
+        buffers.auxiliary = {
+            name: _reader(config, buffer, None) for name, buffer in auxiliary.items()
+        }
+    return buffers
+
+
+def _open_tasks(buffers: Buffers, config: Config) -> None:
+    tasks = config.buffer.explorer_input
+    if config.mode is not Mode.BENCH and tasks.tasksets:
+        buffers.tasks = TaskScheduler(
+            open_tasksets(tasks.tasksets),
+            config.buffer.batch_size,
+            total_steps=config.buffer.total_steps,
+            total_epochs=config.buffer.total_epochs,
+        )
+    buffers.evals = [
+        EvalTaskset(taskset.name, read_all(taskset, index))
+        for index, taskset in enumerate(tasks.eval_tasksets)
+    ]
+
+
+def _storage(plan: RunPlan, output: ExperienceBufferConfig) -> object:
+    """The storage itself where one command does both sides, else a named process for it."""
+    storage = make_storage(output)
+    if plan.config.mode.pairs or not isinstance(storage, QueueStorage):
+        return storage
+    return actor.spawn(
+        QueueStorage,
+        output.name or "experience_buffer",
+        capacity=output.capacity,
+        journal=make_journal(output),
+        replay=output.replay_buffer,
+        name=f"queue-{output.name}",
+        namespace=plan.namespace,
+        is_detached=True,
+    )
+
+
+def _pipeline(
+    config: Config, storage: object, output: ExperienceBufferConfig
+) -> ExperiencePipeline:
+    settings = config.data_processor.experience_pipeline
+    operators: list[Any] = list(create_operators(settings.operators))
+    advantage = _group_advantage(config)
+    if advantage is not None:
+        operators.append(advantage)
+    input_log = None
+    if settings.save_input and settings.input_save_path:
+        kind = (
+            StorageType.FILE
+            if settings.input_save_path.endswith((".json", ".jsonl"))
+            else StorageType.SQL
+        )
+        input_log = get_buffer_writer(
+            ExperienceBufferConfig(
+                name="pipeline_input", storage_type=kind, path=settings.input_save_path
+            )
+        )
+    return ExperiencePipeline(operators, get_buffer_writer(output, storage), input_log)
+
+
+def _group_advantage(config: Config) -> object | None:
+    """The advantage function, if it is one that works on groups of finished experiences."""
+    name = config.algorithm.advantage_fn
+    if not name or name == "none":
+        return None
+    advantage_class = ADVANTAGE_FN.get(name)
+    if advantage_class.compute_in_trainer():
+        return None
+    return advantage_class(**(config.algorithm.advantage_fn_args or {}))
+
+
+def _reader(config: Config, buffer: ExperienceBufferConfig, storage: object) -> Any:
+    return get_buffer_reader(
+        buffer,
+        storage,
+        tokenizer_path=config.model.model_path,
+        batch_size=config.buffer.train_batch_size,
+        total_steps=config.trainer.total_steps or config.buffer.total_steps,
+        max_tokens=config.model.max_model_len,
+    )

@@ -1,0 +1,177 @@
+"""RunPlan -> the parts of one stage, wired together. Only here do classes and processes meet."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from logging import Logger
+
+from trinity.common.config import Config
+from trinity.common.models.protocol import InferenceEngine
+from trinity.explorer.explorer import Explorer
+from trinity.launcher import build_explorer, build_trainer
+from trinity.launcher.buffers import Buffers, open_buffers
+from trinity.launcher.job import JobCheckpoints, ResumePoint
+from trinity.launcher.plan import RunPlan
+from trinity.launcher.reporter import Report, Reporter
+from trinity.synchronizer.board import VersionBoard
+from trinity.trainer.trainer import Trainer
+from trinity.utils.log import get_logger
+from trinity.utils.monitor import MONITOR
+
+
+@dataclass
+class Parts:
+    """The parts of one stage. ``run``, then ``close`` whatever happened."""
+
+    board: VersionBoard
+    buffers: Buffers
+    explorer: Explorer | None
+    trainer: Trainer | None
+    reporters: list[Reporter]
+    total_steps: int | None
+    auxiliary: Sequence[InferenceEngine] = ()
+    logger: Logger = field(default_factory=lambda: get_logger("launcher"))
+    _explorer_task: asyncio.Task[None] | None = None
+    _is_stopping: bool = False
+
+    async def run(self, resume: ResumePoint | None) -> None:
+        """Start everything side by side, then run explorer and trainer to their end.
+
+        The first error of either ends the other and is raised.
+        """
+        self._restore(resume)
+        await self._prepare(resume)
+        if self.explorer is None:
+            assert self.trainer is not None
+            await self.trainer.run()
+            return
+        self._explorer_task = asyncio.create_task(self._explore())
+        tasks = [self._explorer_task]
+        if self.trainer is not None:
+            tasks.append(asyncio.create_task(self.trainer.run()))
+        await _first_error(tasks)
+
+    def stop(self) -> None:
+        """Give up rollouts under way; the trainer ends after its step and saves."""
+        self._is_stopping = True
+        if self.explorer is not None:
+            self.explorer.stop()
+        if self._explorer_task is not None:
+            self._explorer_task.cancel()
+        if self.trainer is not None:
+            self.trainer.stop()
+
+    async def close(self) -> None:
+        """End all processes of the stage."""
+        waits = [part.close() for part in (self.explorer, self.trainer) if part is not None]
+        waits += [engine.close() for engine in self.auxiliary]
+        for outcome in await asyncio.gather(*waits, self.buffers.close(), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                self.logger.warning("While closing: %s: %s", type(outcome).__name__, outcome)
+        build_explorer.kill_engines(self.explorer, self.auxiliary)
+        build_trainer.kill_engine(self.trainer)
+        for reporter in self.reporters:
+            reporter.close()
+
+    def _restore(self, resume: ResumePoint | None) -> None:
+        if resume is None:
+            return
+        for part, name in ((self.trainer, "trainer"), (self.explorer, "explorer")):
+            state = resume.state(name)
+            if part is not None and state is not None:
+                part.load_state_dict(state)
+        self.buffers.restore(resume)
+
+    async def _prepare(self, resume: ResumePoint | None) -> None:
+        waits = []
+        if self.explorer is not None:
+            waits.append(self.explorer.prepare())
+        if self.trainer is not None:
+            waits.append(self.trainer.prepare(resume.folder if resume else None))
+        waits += [engine.prepare() for engine in self.auxiliary]
+        await asyncio.gather(self.buffers.prepare(), *waits)
+        if resume is not None and self.trainer is not None and self.explorer is not None:
+            await self.trainer.publish({})
+
+    async def _explore(self) -> None:
+        assert self.explorer is not None
+        try:
+            await self.explorer.run()
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                raise
+            await self.buffers.stop_writing()
+
+
+async def _first_error(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for all tasks; the first that fails ends the others, and its error is raised."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def build_parts(
+    plan: RunPlan,
+    resume: ResumePoint | None,
+    listeners: Sequence[Report],
+    say: Callable[[str], None],
+) -> Parts:
+    """The parts of a stage. Nothing is started yet.
+
+    Args:
+        resume: The checkpoint to go on from, if any.
+        listeners: Get every report of every part.
+        say: Shows a line to the person at the screen.
+    """
+    config = plan.config
+    buffers = open_buffers(plan, say)
+    board = VersionBoard()
+    reporters: list[Reporter] = []
+
+    def reporter(role: str) -> Reporter:
+        monitor = MONITOR.get(config.monitor.monitor_type)(
+            config.project,
+            config.group,
+            config.name,
+            role,
+            plan.job.monitor,
+            config.monitor.monitor_args,
+        )
+        reporters.append(Reporter(monitor, listeners, get_logger(role)))
+        return reporters[-1]
+
+    explorer, auxiliary = None, []
+    if config.mode.explores:
+        explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter("explorer"))
+    trainer = None
+    checkpoints = JobCheckpoints(plan.job, config.trainer.max_checkpoints_to_keep)
+    if config.mode.trains:
+        total = buffers.total_train_steps(config)
+        trainer = build_trainer.build(plan, board, buffers, checkpoints, reporter("trainer"), total)
+        checkpoints.parts = _states(explorer, trainer)
+        checkpoints.files = buffers.snapshot
+    return Parts(
+        board, buffers, explorer, trainer, reporters, _total_steps(config, buffers), auxiliary
+    )
+
+
+def _states(
+    explorer: Explorer | None, trainer: Trainer | None
+) -> dict[str, Callable[[], dict[str, object]]]:
+    states: dict[str, Callable[[], dict[str, object]]] = {}
+    if trainer is not None:
+        states["trainer"] = trainer.state_dict
+    if explorer is not None:
+        states["explorer"] = explorer.state_dict
+    return states
+
+
+def _total_steps(config: Config, buffers: Buffers) -> int | None:
+    if config.mode.trains:
+        return buffers.total_train_steps(config)
+    return buffers.total_explore_steps(config)

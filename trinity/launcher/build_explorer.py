@@ -1,0 +1,182 @@
+"""RunPlan -> the explorer: engines, runner processes, scheduler."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trinity.common.config import Config, InferenceModelConfig
+from trinity.common.constants import ConcurrentMode, EngineType
+from trinity.common.models import ModelSettings, ModelWrapper
+from trinity.common.models.protocol import InferenceEngine
+from trinity.engine.torch.engine import TorchEngine
+from trinity.engine.torch.settings import TorchEngineSettings
+from trinity.explorer.explorer import Explorer, ExplorerSettings
+from trinity.explorer.pool import RunnerPool
+from trinity.explorer.runner import RunnerSettings, WorkflowRunner
+from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.launcher.buffers import Buffers
+from trinity.launcher.plan import RunPlan
+from trinity.launcher.reporter import Reporter
+from trinity.synchronizer.board import VersionBoard
+from trinity.utils import actor
+from trinity.utils.log import get_logger
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model as workflows see it: its engines, and how to talk to it."""
+
+    engines: Sequence[InferenceEngine]
+    settings: ModelSettings
+
+
+def build(
+    plan: RunPlan, board: VersionBoard, buffers: Buffers, reporter: Reporter
+) -> tuple[Explorer, list[InferenceEngine]]:
+    """The explorer of a plan, and the engines of auxiliary models. Nothing is loaded yet."""
+    config = plan.config
+    rollout = _serve(plan, config.explorer.rollout_model, f"{config.explorer.name}_rollout_model")
+    auxiliary = [
+        _serve(plan, model, f"{config.explorer.name}_auxiliary_{index}_model")
+        for index, model in enumerate(config.explorer.auxiliary_models)
+    ]
+    explorer = Explorer(
+        engines=rollout.engines,
+        scheduler=Scheduler(_pool(plan, rollout, auxiliary), _scheduling(config)),
+        tasks=buffers.tasks,
+        sink=buffers.pipeline,
+        board=board,
+        schedule=plan.schedule,
+        settings=_settings(config),
+        evals=buffers.evals,
+        report=reporter.report,
+        logger=get_logger(config.explorer.name),
+    )
+    return explorer, [engine for served in auxiliary for engine in served.engines]
+
+
+def kill_engines(explorer: Explorer | None, auxiliary: Sequence[InferenceEngine]) -> None:
+    """End the processes of all engines, whatever state they are in."""
+    rollout = explorer.engines if explorer is not None else ()
+    for engine in [*rollout, *auxiliary]:
+        actor.kill(engine)
+
+
+def _settings(config: Config) -> ExplorerSettings:
+    explorer = config.explorer
+    return ExplorerSettings(
+        total_steps=config.buffer.total_steps,
+        eval_interval=explorer.eval_interval,
+        eval_on_startup=explorer.eval_on_startup,
+        min_ratio=1 - explorer.over_rollout.ratio,
+        wait_after_min_s=explorer.over_rollout.wait_after_min,
+        sync_timeout_s=config.synchronizer.sync_timeout,
+        detailed_stats=config.monitor.detailed_stats,
+    )
+
+
+def _scheduling(config: Config) -> SchedulerSettings:
+    explorer = config.explorer
+    dynamic = explorer.dynamic_timeout
+    return SchedulerSettings(
+        max_timeout_s=explorer.max_timeout,
+        max_retry_times=explorer.max_retry_times,
+        dynamic_timeout_ratio=dynamic.ratio if dynamic.enable else None,
+        warmup_min_steps=dynamic.warmup_min_steps,
+        max_repeat_times_per_runner=explorer.max_repeat_times_per_runner,
+        is_sequential=explorer.concurrent_mode is ConcurrentMode.SEQUENTIAL,
+        return_partial_tasks=explorer.over_rollout.return_partial_tasks,
+        seed=config.seed,
+    )
+
+
+def _pool(plan: RunPlan, rollout: Served, auxiliary: Sequence[Served]) -> RunnerPool:
+    explorer = plan.config.explorer
+    settings = RunnerSettings(
+        num_threads=plan.slots,
+        concurrent_mode=explorer.concurrent_mode.value,
+        plugin_dirs=plan.plugin_dirs,
+    )
+    env_vars = {**plan.env_vars, "OMP_NUM_THREADS": "1", **explorer.env_vars}
+
+    def make_runner(index: int, generation: int) -> WorkflowRunner:
+        model = ModelWrapper(_nearest(rollout.engines, index), rollout.settings)
+        others = [ModelWrapper(list(served.engines), served.settings) for served in auxiliary]
+        return actor.spawn(
+            WorkflowRunner,
+            index,
+            model,
+            others,
+            settings,
+            name=f"{explorer.name}_runner_{index}_{generation}",
+            namespace=plan.namespace,
+            env_vars=env_vars,
+        )
+
+    return RunnerPool(make_runner, plan.num_runners, plan.slots)
+
+
+def _nearest(engines: Sequence[InferenceEngine], index: int) -> list[InferenceEngine]:
+    """All engines, the ``index``-th first: runners begin with different ones."""
+    start = index % len(engines)
+    return [*engines[start:], *engines[:start]]
+
+
+def _serve(plan: RunPlan, model: InferenceModelConfig, name: str) -> Served:
+    make = _ENGINES[model.engine_type]
+    engines = [make(plan, model, f"{name}_{index}") for index in range(model.engine_num)]
+    return Served(engines, _model_settings(plan.config, model))
+
+
+def _torch_engine(plan: RunPlan, model: InferenceModelConfig, name: str) -> InferenceEngine:
+    overrides = {"rope_scaling": model.rope_scaling, "rope_theta": model.rope_theta}
+    settings = TorchEngineSettings(
+        model_path=model.model_path or plan.config.model.model_path,
+        dtype=model.dtype,
+        seed=model.seed,
+        init_seed=plan.config.seed,
+        max_model_len=model.max_model_len,
+        num_threads=plan.cores,
+        enable_prefix_caching=model.enable_prefix_caching,
+        device=plan.device,
+        trust_remote_code=model.trust_remote_code,
+        config_overrides={key: value for key, value in overrides.items() if value is not None},
+    )
+    engine: InferenceEngine = actor.spawn(
+        TorchEngine,
+        settings,
+        name=name,
+        namespace=plan.namespace,
+        env_vars={**plan.env_vars, "OMP_NUM_THREADS": str(plan.cores)},
+    )
+    return engine
+
+
+_ENGINES: dict[EngineType, Callable[[RunPlan, InferenceModelConfig, str], InferenceEngine]] = {
+    EngineType.TORCH: _torch_engine,
+}
+
+
+def _model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings:
+    names = (
+        "temperature",
+        "top_p",
+        "top_k",
+        "max_model_len",
+        "max_prompt_tokens",
+        "max_response_tokens",
+        "min_response_tokens",
+        "enable_prompt_truncation",
+        "repetition_penalty",
+        "chat_template",
+        "enable_thinking",
+        "enable_history",
+        "ignore_eos",
+        "trust_remote_code",
+    )
+    given = {name: getattr(model, name) for name in names}
+    path = model.model_path or config.model.model_path
+    return ModelSettings(
+        model_path=path,
+        name=model.name or path,
+        **{name: value for name, value in given.items() if value is not None},
+    )

@@ -1,0 +1,117 @@
+"""The version board of two commands that share a job's folder: one explores, one trains.
+
+It has the face of `trinity.synchronizer.board.VersionBoard`; everything lies in small files, so
+that neither side has to run when the other does, and a restart of either finds what is out.
+"""
+
+import asyncio
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from trinity.checkpoint.atomic import write_text
+from trinity.common.models.protocol import WeightTicket
+
+_POLL_S = 0.2
+
+
+class FileBoard:
+    """The newest published weights of a job, in ``folder``.
+
+    A trainer that starts calls `reopen`, which takes back the end of an earlier run.
+
+    Args:
+        folder: Shared by both commands; made when first written to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._newest = folder / "newest.json"
+        self._ended = folder / "ended.json"
+        self._asked = folder / "asked.json"
+        self._answer = folder / "answer.json"
+
+    async def reopen(self) -> None:
+        """A trainer starts (again): more weights will come."""
+        for path in (self._ended, self._asked, self._answer):
+            path.unlink(missing_ok=True)
+
+    async def publish(self, ticket: WeightTicket) -> None:
+        """Make ``ticket`` the newest weights. A version not above the newest is a `ValueError`."""
+        newest, _ = await self.newest()
+        if ticket.version <= newest:
+            raise ValueError(f"Version {ticket.version} is not above {newest}, which is out.")
+        write_text(self._newest, json.dumps(asdict(ticket)))
+        self._take_answer_down()
+
+    async def close(self, reason: str) -> None:
+        """No more weights will come."""
+        write_text(self._ended, json.dumps({"reason": reason}))
+
+    async def wait_newer(self, than: int, timeout_s: float) -> WeightTicket | None:
+        """The newest ticket once its version is above ``than``; None if the trainer has ended.
+
+        Raises:
+            TimeoutError: Nothing newer within ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            is_open = await self.is_open()
+            version, ticket = await self.newest()
+            if version > than or not is_open:
+                return ticket if version > than else None
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"Waited {timeout_s:.0f} s for weights newer than version {than} in "
+                    f"{self._newest.parent}; the newest is version {version}. Does the trainer run "
+                    "on the same job (project, group, name and checkpoint_root_dir)?"
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def ask(self, than: int, timeout_s: float) -> WeightTicket | None:
+        """Ask the trainer for weights newer than ``than``; None if it has none, or has ended.
+
+        Raises:
+            TimeoutError: No answer within ``timeout_s``.
+        """
+        self._answer.unlink(missing_ok=True)
+        write_text(self._asked, json.dumps({"than": than}))
+        deadline = time.monotonic() + timeout_s
+        while not self._answer.exists() and await self.is_open():
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"Asked the trainer for weights newer than version {than} and had no answer "
+                    f"for {timeout_s:.0f} s."
+                )
+            await asyncio.sleep(_POLL_S)
+        version, ticket = await self.newest()
+        return ticket if version > than else None
+
+    async def wait_asked(self) -> None:
+        """Return once an explorer waits for an answer to `ask`."""
+        while not self._asked.exists():
+            await asyncio.sleep(_POLL_S)
+
+    async def decline(self) -> None:
+        """Answer `ask` with: nothing newer; go on with what you have."""
+        self._take_answer_down()
+
+    async def is_asked(self) -> bool:
+        """Whether an explorer waits for an answer to `ask`."""
+        return self._asked.exists()
+
+    async def is_open(self) -> bool:
+        """Whether more weights may come."""
+        return not self._ended.exists()
+
+    async def newest(self) -> tuple[int, WeightTicket | None]:
+        """Newest version and its ticket (None: the weights every part started from)."""
+        if not self._newest.exists():
+            return 0, None
+        ticket = WeightTicket(**json.loads(self._newest.read_text()))
+        return ticket.version, ticket
+
+    def _take_answer_down(self) -> None:
+        if self._asked.exists():
+            self._asked.unlink(missing_ok=True)
+            write_text(self._answer, "{}")
