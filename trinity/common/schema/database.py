@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +25,12 @@ class DatabaseProblem(TrinityError):
 
 def database_url(path: str) -> str:
     """The address that ``path`` means; a plain path is a SQLite file."""
-    if "://" in path:
-        return path.replace("postgres://", "postgresql://", 1)
-    return f"sqlite:///{path}"
+    if "://" not in path:
+        return f"sqlite:///{path}"
+    scheme, _, rest = path.partition("://")
+    if scheme in ("postgres", "postgresql") and find_spec("psycopg2") is None:
+        scheme = "postgresql+psycopg"  # the default of SQLAlchemy below 2.1 is psycopg2
+    return f"{scheme}://{rest}"
 
 
 class Database:

@@ -1,0 +1,99 @@
+"""Databases and experiences for the buffer's tests."""
+
+import glob
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+URL_ENV = "TRINITY_TEST_POSTGRES"
+
+
+class PostgresServer:
+    """A PostgreSQL server of our own in a temporary folder, listening on loopback only."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        self._binaries = binaries
+        self._data = folder / "data"
+        self._user = _unprivileged_user()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        if self._user is not None:
+            os.chown(folder, self._user, -1)
+        self._call("initdb", "-D", self._data, "-U", "trinity", "-A", "trust", "--no-sync")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://trinity@127.0.0.1:{self._port}/postgres"
+
+    def start(self) -> None:
+        options = f"-p {self._port} -h 127.0.0.1 -k {self._data} -F -c shared_buffers=32MB"
+        log = self._data / "server.log"
+        self._call("pg_ctl", "-D", self._data, "-l", log, "-w", "-o", options, "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        self._call("pg_ctl", "-D", self._data, "-m", mode, "-w", "stop")
+
+    def _call(self, program: str, *arguments: object) -> None:
+        command = [str(self._binaries / program), *map(str, arguments)]
+        subprocess.run(
+            command, check=True, user=self._user, stdout=subprocess.DEVNULL, cwd=self._data.parent
+        )
+
+
+def _unprivileged_user() -> int | None:
+    """PostgreSQL refuses to run as root."""
+    if os.getuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_uid
+        except KeyError:
+            continue
+    pytest.skip("root, and no other user to run PostgreSQL as")
+
+
+def _binaries() -> Path | None:
+    found = shutil.which("initdb")
+    if found:
+        return Path(found).resolve().parent
+    installed = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))
+    return Path(installed[-1]).parent if installed else None
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    pytest.importorskip("psycopg")
+    binaries = _binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed (apt-get install postgresql)")
+    folder = Path(tempfile.mkdtemp(prefix="trinity_postgres_"))
+    server = PostgresServer(binaries, folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/test.db"
+    server = request.getfixturevalue("postgres")
+    name = f"test_{time.time_ns()}"
+    import psycopg
+
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+    return server.url.removesuffix("postgres") + name

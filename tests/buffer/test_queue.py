@@ -1,0 +1,299 @@
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.buffer.samples import experience, group, tasks_of
+from trinity.buffer.reader.queue import QueueReader
+from trinity.buffer.storage.journal import JsonlJournal, StorageError
+from trinity.buffer.storage.queue import QueueStorage
+from trinity.buffer.storage.sql import SQLJournal
+from trinity.buffer.writer.base import QueueWriter
+from trinity.common.config.buffer import ReplayBufferConfig
+from trinity.common.errors import DeadlineError
+from trinity.common.experience import deserialize_many, serialize_many
+
+
+async def queue(tmp_path: Path | None = None, kind: str = "jsonl", **settings) -> QueueStorage:
+    journal = None
+    if tmp_path is not None and kind == "jsonl":
+        journal = JsonlJournal(str(tmp_path / "q.jsonl"))
+    elif tmp_path is not None:
+        journal = SQLJournal(f"sqlite:///{tmp_path}/q.db", "q")
+    storage = QueueStorage("q", journal=journal, **settings)
+    await storage.prepare()
+    return storage
+
+
+async def test_batches_cross_the_lists_that_were_written():
+    storage = await queue()
+    await storage.put(group(3, batch=1))
+    await storage.put(group(3, batch=2))
+    assert tasks_of(await storage.get(4, 1)) == [0, 1, 2, 0]
+    assert tasks_of(await storage.get(2, 1)) == [1, 2]
+
+
+async def test_a_read_waits_for_a_full_batch():
+    storage = await queue()
+    await storage.put(group(3))
+    reading = asyncio.create_task(storage.get(4, 5))
+    await asyncio.sleep(0.02)
+    assert not reading.done()
+    await storage.put(group(3))
+    assert len(await reading) == 4
+
+
+async def test_timeout_returns_the_incomplete_batch_and_an_empty_one_is_an_error():
+    storage = await queue()
+    await storage.acquire()
+    await storage.put(group(3))
+    assert tasks_of(await storage.get(8, 0.05)) == [0, 1, 2]
+    with pytest.raises(DeadlineError, match=r"queue 'q'.*1 writer"):
+        await storage.get(8, 0.05)
+
+
+async def test_the_last_writer_closes_and_leftovers_come_before_the_end():
+    storage = await queue()
+    await storage.acquire()
+    await storage.acquire()
+    await storage.put(group(5))
+    assert await storage.release() == 1
+    assert await storage.release() == 0
+    reader = QueueReader(storage, timeout_s=1)
+    assert len(await reader.read(4)) == 4
+    assert len(await reader.read(4)) == 1
+    with pytest.raises(StopAsyncIteration):
+        await reader.read(4)
+
+
+async def test_a_waiting_reader_ends_when_the_queue_closes():
+    storage = await queue()
+    await storage.acquire()
+    reading = asyncio.create_task(storage.get(4, 5))
+    await asyncio.sleep(0.02)
+    await storage.release()
+    assert await reading is None
+
+
+async def test_a_cancelled_read_takes_nothing():
+    storage = await queue()
+    await storage.put(group(3))
+    reading = asyncio.create_task(storage.get(4, 5))
+    await asyncio.sleep(0.02)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await storage.put(group(1))
+    assert len(await storage.get(4, 1)) == 4
+    assert storage.state_dict()["reads"] == 1
+
+
+async def test_writers_wait_for_room_and_a_large_list_enters_an_empty_queue():
+    storage = await queue(capacity=4)
+    await storage.put(group(6))
+    writing = asyncio.create_task(storage.put(group(1, batch=2)))
+    await asyncio.sleep(0.02)
+    assert not writing.done()
+    assert len(await storage.get(6, 1)) == 6
+    await asyncio.wait_for(writing, 1)
+    assert await storage.size() == 1
+
+
+async def test_a_batch_larger_than_the_capacity_does_not_deadlock():
+    storage = await queue(capacity=2)
+
+    async def write() -> None:
+        for batch in range(5):
+            await storage.put(group(2, batch=batch))
+
+    writing = asyncio.create_task(write())
+    assert len(await storage.get(10, 2)) == 10
+    await writing
+
+
+async def test_flush_lets_only_the_steps_that_writers_wait_for_go_on():
+    storage = await queue()
+    await storage.acquire()
+    await storage.put(group(3))
+    await storage.flush(2)
+    assert len(await storage.get(4, 5, step=1)) == 3
+    assert await storage.get(4, 5, step=2) == []
+    reading = asyncio.create_task(storage.get(2, 5, step=3))
+    await asyncio.sleep(0.02)
+    assert not reading.done()
+    await storage.put(group(2))
+    assert len(await reading) == 2
+
+
+async def test_old_experiences_are_dropped_and_counted():
+    storage = await queue()
+    await storage.put([experience(v, version=v) for v in range(5)])
+    await storage.put([experience("unknown", version=None)])
+    assert tasks_of(await storage.get(3, 1, min_model_version=3)) == [3, 4, "unknown"]
+    assert (await storage.metrics())["dropped"] == 3
+
+
+async def test_bytes_cross_where_objects_do():
+    storage = await queue()
+    await storage.put_batch(serialize_many(group(2)))
+    payload, position = await storage.get_batch(2, 1)
+    assert tasks_of(deserialize_many(payload)) == [0, 1]
+    assert position["reads"] == 1
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "sqlite"])
+async def test_a_resume_brings_back_what_was_not_read(tmp_path: Path, kind: str):
+    first = await queue(tmp_path, kind)
+    await first.put(group(3, batch=1))
+    await first.put(group(3, batch=2))
+    await first.get(2, 1)
+    state = first.state_dict()
+    await first.get(2, 1)
+    await first.put(group(1, batch=3))  # after the checkpoint; then the process is killed
+
+    again = await queue(tmp_path, kind)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    found = await again.get(4, 1)
+    assert [(e.eid.batch, e.eid.task) for e in found] == [(1, 2), (2, 0), (2, 1), (2, 2)]
+    assert await again.size() == 0
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "sqlite"])
+async def test_a_reader_alone_goes_back_and_keeps_all_writes(tmp_path: Path, kind: str):
+    storage = await queue(tmp_path, kind)
+    reader = QueueReader(storage, timeout_s=0.1)
+    await storage.put(group(2, batch=1))
+    await reader.read(1)
+    state = reader.state_dict()
+    await reader.read(1)
+    await storage.put(group(2, batch=2))
+    later = QueueReader(storage, timeout_s=0.1)
+    later.load_state_dict(state)
+    assert tasks_of(await later.read(3)) == [1, 0, 1]
+
+
+async def test_without_a_path_the_state_holds_what_waits():
+    first = await queue()
+    await first.put(group(3))
+    await first.get(1, 1)
+    again = await queue()
+    again.load_state_dict(first.state_dict())
+    assert tasks_of(await again.get(2, 1)) == [1, 2]
+    assert again.state_dict()["writes"] == 1
+
+
+async def test_a_second_run_in_the_same_file_sees_nothing_of_the_first(tmp_path: Path):
+    first = await queue(tmp_path)
+    await first.put(group(3))
+    assert await (await queue(tmp_path)).size() == 0
+
+
+async def test_a_torn_line_of_a_killed_process_is_cut_off(tmp_path: Path):
+    first = await queue(tmp_path)
+    await first.put(group(2))
+    state = first.state_dict()
+    for name in ("q.jsonl", "q.jsonl.ledger"):
+        with (tmp_path / name).open("a") as file:
+            file.write('{"half a li')
+    again = await queue(tmp_path)
+    again.load_state_dict(state)
+    await again.put(group(1, batch=2))
+    assert tasks_of(await again.get(3, 1)) == [0, 1, 0]
+
+
+async def test_a_lost_ledger_is_an_error_and_not_an_empty_queue(tmp_path: Path):
+    first = await queue(tmp_path)
+    await first.put(group(2))
+    state = first.state_dict()
+    (tmp_path / "q.jsonl.ledger").unlink()
+    with pytest.raises(StorageError, match="Restore it"):
+        (await queue(tmp_path)).load_state_dict(state)
+
+
+async def test_what_was_read_has_the_texts_and_tensors_that_were_written(tmp_path: Path):
+    first = await queue(tmp_path)
+    await first.put([experience(7, reward=0.25, metrics={"accuracy": 1.0})])
+    state = first.state_dict()
+    again = await queue(tmp_path)
+    again.load_state_dict(state)
+    [found] = await again.get(1, 1)
+    assert (found.reward, found.metrics, found.response_text) == (
+        0.25,
+        {"accuracy": 1.0},
+        "answer 7",
+    )
+    assert found.logprobs.tolist() == [-0.5] * 4
+
+
+def replaying(cooldown: float | None, **arguments) -> ReplayBufferConfig:
+    return ReplayBufferConfig(
+        enable=True, reuse_cooldown_time=cooldown, priority_fn_args=arguments or {"decay": 2.0}
+    )
+
+
+def clock() -> tuple[Callable[[], float], list[float]]:
+    now = [0.0]
+    return lambda: now[0], now
+
+
+async def test_replay_gives_the_newest_first_and_the_used_ones_later():
+    time, now = clock()
+    storage = await queue(replay=replaying(10.0, decay=2.0), clock=time)
+    for version in range(3):
+        await storage.put([experience(version, version=version)])
+    assert tasks_of(await storage.get(3, 1)) == [2, 1, 0]
+    now[0] = 11.0
+    await storage.put([experience("new", version=1)])
+    found = await storage.get(4, 1)  # priorities 1, 2-2, 1-2, 0-2
+    assert tasks_of(found) == ["new", 2, 1, 0]
+    assert [e.info["use_count"] for e in found] == [1, 2, 2, 2]
+
+
+async def test_replay_without_a_cooldown_reads_once():
+    storage = await queue(replay=replaying(None))
+    await storage.put(group(2))
+    await storage.get(2, 1)
+    with pytest.raises(DeadlineError):
+        await storage.get(1, 0.02)
+
+
+async def test_a_full_replay_buffer_drops_the_lowest_priority():
+    storage = await queue(capacity=2, replay=replaying(None))
+    for version in (5, 3, 4, 1):
+        await storage.put([experience(version, version=version)])
+    assert tasks_of(await storage.get(2, 1)) == [5, 4]
+    assert (await storage.metrics())["dropped"] == 2
+
+
+async def test_the_trainer_cannot_change_what_is_replayed():
+    time, now = clock()
+    storage = await queue(replay=replaying(1.0), clock=time)
+    await storage.put(group(1))
+    [first] = await storage.get(1, 1)
+    first.info["is_expert"] = True
+    now[0] = 2.0
+    [second] = await storage.get(1, 1)
+    assert "is_expert" not in second.info
+
+
+async def test_a_resumed_replay_buffer_knows_its_use_counts(tmp_path: Path):
+    time, now = clock()
+    first = await queue(tmp_path, replay=replaying(5.0), clock=time)
+    await first.put(group(1, version=4))
+    await first.get(1, 1)
+    state = first.state_dict()
+    again = await queue(tmp_path, replay=replaying(5.0), clock=time)
+    again.load_state_dict(state)
+    [found] = await again.get(1, 1)
+    assert found.info["use_count"] == 2
+
+
+async def test_writer_and_reader_share_a_plain_queue():
+    storage = await queue()
+    writer = QueueWriter(storage)
+    await writer.acquire()
+    metrics = await writer.write(group(2))
+    assert metrics["waiting"] == 2
+    await writer.flush(1)
+    assert len(await QueueReader(storage, timeout_s=1).read(4, step=1)) == 2

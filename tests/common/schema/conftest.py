@@ -1,0 +1,1 @@
+from tests.buffer.conftest import database, postgres  # noqa: F401
