@@ -16,8 +16,10 @@ class SamplingParams:
         temperature: Divides the logits; 0 takes the most likely token.
         top_p: Keep the smallest set of tokens with at least this probability; 1 keeps all.
         top_k: Keep the k most likely tokens; -1 keeps all.
+        min_p: Keep tokens at least this fraction as likely as the most likely one; 0 keeps all.
         max_tokens: New tokens at most; None: up to the engine's ``max_model_len``.
-        min_tokens: No end of sequence and no stop before this many new tokens.
+        min_tokens: No end of sequence and no stop before this many new tokens. Like top-p this
+            is a cut that logprobs do not know of.
         stop: Texts that end a sample; the stop text stays out of the response text, its tokens
             stay in (what was sampled is what is trained on).
         stop_token_ids: Token ids that end a sample, besides the model's own.
@@ -31,6 +33,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    min_p: float = 0.0
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()

@@ -1,0 +1,99 @@
+"""Load a Hugging Face causal model or tokenizer from a folder; random weights where it has none.
+
+Trainer and engines load through here, so that they start from identical weights.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+_WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+
+
+def load_causal_lm(
+    path: str | Path,
+    dtype: str | torch.dtype = "auto",
+    seed: int = 0,
+    *,
+    device: str | torch.device = "cpu",
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    config_overrides: Mapping[str, object] | None = None,
+) -> tuple[PreTrainedModel, bool]:
+    """A causal language model in evaluation mode, and whether its weights are random.
+
+    A folder that holds a config but no weights is initialised from ``seed``: in float32 on the
+    CPU, then cast, so the same seed gives the same weights everywhere.
+
+    Args:
+        dtype: "bfloat16", "float32", "float16" or "auto", the one the config names (float32 if
+            it names none).
+        config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
+
+    Raises:
+        FileNotFoundError: The folder or its config is missing.
+    """
+    folder = Path(path)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"model_path is {str(path)!r}, but {folder} has no config.json.")
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    for name, value in (config_overrides or {}).items():
+        setattr(config, name, value)
+    wanted = resolve_dtype(dtype, getattr(config, "dtype", None))
+    options = {"trust_remote_code": trust_remote_code}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation  # type: ignore[assignment]  # str option
+    is_random = folder.is_dir() and not has_weights(folder)
+    if is_random:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+        model = model.to(wanted)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=wanted, **options)
+    return model.to(device).eval(), is_random
+
+
+def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder; `FileNotFoundError` where there is none."""
+    folder = Path(path)
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    if folder.is_dir() and not any((folder / name).is_file() for name in names):
+        raise FileNotFoundError(
+            f"model_path is {str(path)!r}, but the folder has no tokenizer (tokenizer.json or "
+            "tokenizer.model). Copy the tokenizer's files there."
+        )
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+
+
+def has_weights(folder: str | Path) -> bool:
+    """Whether a model folder holds weights (and not only a config and a tokenizer)."""
+    return any(any(Path(folder).glob(pattern)) for pattern in _WEIGHT_PATTERNS)
+
+
+def resolve_dtype(name: str | torch.dtype, default: torch.dtype | str | None) -> torch.dtype:
+    """The torch dtype called ``name``; "auto" is ``default``, or float32 without one."""
+    if isinstance(name, torch.dtype):
+        return name
+    if name == "auto":
+        return torch.float32 if default in (None, "auto") else resolve_dtype(default, None)  # type: ignore[arg-type]  # not None
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype is {name!r}; use 'bfloat16', 'float16', 'float32' or 'auto'.")
+    return found
+
+
+def end_of_sequence_ids(path: str | Path) -> tuple[int, ...]:
+    """Token ids that end a reply, from generation_config.json and config.json of a folder."""
+    for name in ("generation_config.json", "config.json"):
+        file = Path(path) / name
+        if not file.is_file():
+            continue
+        value = json.loads(file.read_text()).get("eos_token_id")
+        if value is not None:
+            return tuple(value) if isinstance(value, list) else (value,)
+    return ()

@@ -1,0 +1,273 @@
+"""Attention of one engine step: the function transformers' models call, and its tiles.
+
+Every product has a shape that depends on the sequence alone (whole tiles of positions, blocks of
+keys), never on what else is in the batch: that makes its bits the same whatever the batch.
+
+Shape suffixes: N = tokens, S = running samples, B = rows of a product, H = query heads,
+K = key/value heads, M = queries of a row, L = key positions, D = head size.
+"""
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from trinity.engine.torch.kv import TILE, KVRows, round_up
+
+IMPLEMENTATION = "trinity_engine"
+
+_BLOCK = 256  # keys of one product: matrix libraries cut longer sums in ways that depend on length
+_active = threading.local()
+
+
+@dataclass
+class PromptTiles:
+    """Prompt pieces of one step that lie in the same tile of their prompts.
+
+    Args:
+        tile: Which tile: positions ``tile * TILE`` up to ``(tile + 1) * TILE``.
+        rows: [B] rows of the prompt store.
+        gather: [B, TILE] index of each position's token among the step's prompt tokens; 0 where
+            the step has none.
+        scatter_from: Places in the flattened [B * TILE] output that are real ...
+        scatter_to: ... and the prompt tokens they belong to.
+    """
+
+    tile: int
+    rows: Tensor
+    gather: Tensor
+    scatter_from: Tensor
+    scatter_to: Tensor
+
+
+@dataclass
+class StepAttention:
+    """What attention needs to know of one step.
+
+    The step's tokens are: one of each running sample, then prompt tokens, then padding.
+    """
+
+    samples: KVRows
+    prompts: KVRows
+    sample_rows: Tensor
+    sample_positions: Tensor
+    prompt_rows: Tensor
+    prompt_positions: Tensor
+    tiles: list[PromptTiles]
+    max_sample_length: int
+    _bias: dict[object, Tensor] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: int,
+        query_NHD: Tensor,
+        key_NKD: Tensor,
+        value_NKD: Tensor,
+        options: "AttentionOptions",
+    ) -> Tensor:
+        """Store the step's keys and values, and give the attention output [N, H, D]."""
+        num_samples, num_prompt = len(self.sample_rows), len(self.prompt_rows)
+        end = num_samples + num_prompt
+        out_NHD = query_NHD.new_zeros(*query_NHD.shape[:2], value_NKD.shape[-1])
+        if num_samples:
+            now = slice(0, num_samples)
+            self.samples.write(
+                layer, self.sample_rows, self.sample_positions, key_NKD[now], value_NKD[now]
+            )
+            out_NHD[now] = self._attend_samples(layer, query_NHD[now], options)
+        if num_prompt:
+            now = slice(num_samples, end)
+            self.prompts.write(
+                layer, self.prompt_rows, self.prompt_positions, key_NKD[now], value_NKD[now]
+            )
+            for tiles in self.tiles:
+                out = self._attend_tiles(layer, query_NHD[now], tiles, options)
+                out_NHD[num_samples + tiles.scatter_to] = out[tiles.scatter_from]
+        return out_NHD
+
+    def _attend_samples(self, layer: int, query_SHD: Tensor, options: "AttentionOptions") -> Tensor:
+        length = round_up(self.max_sample_length)
+        key_SKLD, value_SKLD = self.samples.view(layer, len(query_SHD), length)
+        num_samples, num_heads, size = query_SHD.shape
+        query_SKMD = query_SHD.view(num_samples, key_SKLD.shape[1], -1, size)
+        bias = self._sample_bias(length, options.window, query_SHD.dtype)
+        out_SKMD = tiled_attention(query_SKMD, key_SKLD, value_SKLD, bias, options)
+        return out_SKMD.reshape(num_samples, num_heads, -1)
+
+    def _attend_tiles(
+        self, layer: int, query_NHD: Tensor, tiles: PromptTiles, options: "AttentionOptions"
+    ) -> Tensor:
+        length = (tiles.tile + 1) * TILE
+        key_BKLD, value_BKLD = self.prompts.gather(layer, tiles.rows, length)
+        num_rows, num_heads, size = len(tiles.rows), query_NHD.shape[1], query_NHD.shape[2]
+        kv_heads = key_BKLD.shape[1]
+        group = num_heads // kv_heads
+        query = query_NHD[tiles.gather].view(num_rows, TILE, kv_heads, group, size)
+        query_BKMD = query.permute(0, 2, 3, 1, 4).reshape(num_rows, kv_heads, group * TILE, size)
+        bias = self._tile_bias(tiles.tile, group, options.window, query_NHD.dtype)
+        out_BKMD = tiled_attention(query_BKMD, key_BKLD, value_BKLD, bias, options)
+        out = out_BKMD.view(num_rows, kv_heads, group, TILE, -1).permute(0, 3, 1, 2, 4)
+        return out.reshape(num_rows * TILE, num_heads, -1)
+
+    def _sample_bias(self, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        key = ("sample", window, dtype)
+        if key not in self._bias:
+            place = torch.arange(length, device=self.sample_positions.device)
+            distance = self.sample_positions[:, None] - place
+            self._bias[key] = _bias(distance, window, dtype)[:, None, None]
+        return self._bias[key]
+
+    def _tile_bias(self, tile: int, group: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        key = (tile, group, window, dtype)
+        if key not in self._bias:
+            place = torch.arange((tile + 1) * TILE, device=self.prompt_rows.device)
+            distance = place[tile * TILE :, None] - place
+            self._bias[key] = _bias(distance, window, dtype).repeat(group, 1)[None, None]
+        return self._bias[key]
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """How a layer attends: scale of the scores, window, soft cap, sinks [H]."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def _bias(distance: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 where a key at ``distance`` behind the query is seen, -inf elsewhere."""
+    seen = distance >= 0
+    if window is not None:
+        seen &= distance < window
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+
+
+def tiled_attention(
+    query_BKMD: Tensor,
+    key_BKLD: Tensor,
+    value_BKLD: Tensor,
+    bias_BKML: Tensor,
+    options: AttentionOptions,
+) -> Tensor:
+    """Softmax attention [B, K, M, D]. ``bias_BKML`` may be broadcast; L is whole tiles."""
+    is_plain = options.softcap is None and options.sinks is None
+    same_size = query_BKMD.shape[-1] == value_BKLD.shape[-1]
+    if query_BKMD.dtype != torch.float32 and is_plain and same_size:
+        if query_BKMD.device.type == "cpu":
+            return _half_attention(query_BKMD, key_BKLD, value_BKLD, bias_BKML, options.scale)
+        return nn.functional.scaled_dot_product_attention(
+            query_BKMD, key_BKLD, value_BKLD, attn_mask=bias_BKML, scale=options.scale
+        )
+    out = _float_attention(
+        query_BKMD.float(), key_BKLD.float(), value_BKLD.float(), bias_BKML.float(), options
+    )
+    return out.to(query_BKMD.dtype)
+
+
+def _float_attention(
+    query_BKMD: Tensor,
+    key_BKLD: Tensor,
+    value_BKLD: Tensor,
+    bias_BKML: Tensor,
+    options: AttentionOptions,
+) -> Tensor:
+    batch, heads, num_queries, _ = query_BKMD.shape
+    length = key_BKLD.shape[2]
+    query = query_BKMD.reshape(batch * heads, num_queries, -1)
+    score = torch.bmm(query, key_BKLD.flatten(0, 1).transpose(1, 2)).mul_(options.scale)
+    if options.softcap is not None:
+        score = torch.tanh(score / options.softcap) * options.softcap
+    score_BKML = score.view(batch, heads, num_queries, length) + bias_BKML
+    weight = _softmax(score_BKML, options.sinks).view(batch * heads, num_queries, length)
+    value = value_BKLD.flatten(0, 1)
+    out = torch.bmm(weight[..., :_BLOCK], value[:, :_BLOCK])
+    for start in range(_BLOCK, length, _BLOCK):
+        now = slice(start, start + _BLOCK)
+        out.baddbmm_(weight[..., now], value[:, now])
+    return out.view(batch, heads, num_queries, -1)
+
+
+def _softmax(score_BKML: Tensor, sinks: Tensor | None) -> Tensor:
+    if sinks is None:
+        return torch.softmax(score_BKML, dim=-1)
+    batch, heads, num_queries, length = score_BKML.shape
+    sink = sinks.float().view(1, heads, -1, 1)
+    sink = sink.expand(batch, heads, -1, num_queries // sink.shape[2])
+    sink_BKM1 = sink.reshape(batch, heads, num_queries, 1)
+    return torch.softmax(torch.cat([score_BKML, sink_BKM1], dim=-1), dim=-1)[..., :length]
+
+
+def _half_attention(
+    query_BKMD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, bias_BKML: Tensor, scale: float
+) -> Tensor:
+    """Half precision on the CPU: fused attention per block of keys, merged by its log-sum-exp."""
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    length = key_BKLD.shape[2]
+    parts, totals = [], []
+    for start in range(0, length, _BLOCK):
+        now = slice(start, start + _BLOCK)
+        bias = bias_BKML[..., now]
+        part, weight = fused(
+            query_BKMD, key_BKLD[:, :, now], value_BKLD[:, :, now], attn_mask=bias, scale=scale
+        )
+        if length <= _BLOCK:
+            return part
+        is_empty = bias.amax(dim=-1) == -math.inf
+        parts.append(part)
+        totals.append(weight.masked_fill(is_empty, -math.inf))
+    return _merged(parts, totals).to(query_BKMD.dtype)
+
+
+def _merged(parts: list[Tensor], totals: list[Tensor]) -> Tensor:
+    """Attention over all keys from that over blocks of them and each block's log-sum-exp."""
+    out, total = parts[0].float(), totals[0]
+    for part, more in zip(parts[1:], totals[1:], strict=True):
+        merged = torch.logaddexp(total, more)
+        old, new = (total - merged).exp().nan_to_num(0), (more - merged).exp().nan_to_num(0)
+        out = out * old[..., None] + part.float() * new[..., None]
+        total = merged
+    return out
+
+
+@contextmanager
+def attending(step: StepAttention) -> Iterator[None]:
+    """Within, models loaded with `IMPLEMENTATION` attend by ``step`` (in this thread)."""
+    _active.step = step
+    try:
+        yield
+    finally:
+        _active.step = None
+
+
+def _attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """The face transformers wants: [1, H, N, D] in, [1, N, H, D] out."""
+    step: StepAttention | None = getattr(_active, "step", None)
+    if step is None:
+        raise RuntimeError(f"{IMPLEMENTATION} attention works inside an engine step only.")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options = AttentionOptions(scale, sliding_window, softcap, s_aux)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # an int in every attention module
+    query_NHD, key_NKD, value_NKD = (x[0].transpose(0, 1) for x in (query, key, value))
+    return step.attend(layer, query_NHD, key_NKD, value_NKD, options).unsqueeze(0), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention_function)

@@ -1,0 +1,461 @@
+"""Continuous batching: which tokens go into the next forward pass, and what comes of them.
+
+Synchronous and free of threads: `TorchEngine` runs it in its worker. Each `Batcher.step`
+computes one token of every running sample together with pieces of waiting prompts.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trinity.common.models.protocol import FinishReason
+from trinity.engine.torch.attention import PromptTiles, StepAttention, attending
+from trinity.engine.torch.jobs import Job, SampleJob, SampleRows, ScoreJob
+from trinity.engine.torch.kv import TILE, KVRows, round_up
+from trinity.engine.torch.sampler import DrawParams, draw, padded_logits, token_logprobs, uniform
+
+_ROWS_MULTIPLE = 8  # fewer rows take other matrix kernels, whose sums differ in the last bit
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What fits into one step and into memory."""
+
+    max_batch_tokens: int
+    max_running: int
+    max_kv_bytes: int
+    num_threads: int = 1
+
+
+@dataclass
+class _Piece:
+    """A stretch of one job's tokens that this step computes."""
+
+    job: Job
+    start: int
+    end: int
+
+    @property
+    def completes(self) -> bool:
+        return self.end == len(self.job.tokens)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What a set of jobs may come to need: sample rows, prompt rows, and the longest of each."""
+
+    rows: int = 0
+    longest: int = 0
+    prompts: int = 0
+    longest_prompt: int = 0
+
+    def with_job(self, job: Job) -> "_Load":
+        return _Load(
+            self.rows + (job.params.n - job.num_started if isinstance(job, SampleJob) else 0),
+            max(self.longest, job.longest if isinstance(job, SampleJob) else 0),
+            self.prompts + 1,
+            max(self.longest_prompt, len(job.tokens)),
+        )
+
+
+class Batcher:
+    """Runs jobs on a model, as many at a time as fit.
+
+    Jobs wait (`waiting`), have their prompt computed (`prefilling`), and then, if they sample,
+    run (`rows`). Samples that don't fit yet wait as `ready` jobs.
+    """
+
+    def __init__(self, model: PreTrainedModel, limits: Limits, eos_ids: tuple[int, ...]) -> None:
+        self.model = model
+        self._limits = limits
+        self._eos_ids = np.asarray(eos_ids, dtype=np.int64)
+        self._device = model.device
+        num_layers = model.config.get_text_config().num_hidden_layers
+        self._samples = KVRows(num_layers)
+        self._prompts = KVRows(num_layers)
+        self._free_rows: list[int] = []
+        self._num_prompt_rows = 0
+        self._bytes_per_token = 0.0
+        self._multiple = max(_ROWS_MULTIPLE, 4 * limits.num_threads)
+        self.rows = SampleRows()
+        self.waiting: deque[Job] = deque()
+        self.prefilling: list[Job] = []
+        self.ready: deque[SampleJob] = deque()
+        self.version = 0
+        self.num_tokens = 0
+        self.num_steps = 0
+
+    @property
+    def has_running(self) -> bool:
+        """Whether some job has been started and is not done."""
+        return bool(self.prefilling or self.ready or len(self.rows))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting) or self.has_running
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._samples.size_bytes + self._prompts.size_bytes
+
+    def probe(self) -> None:
+        """Run a few tokens through the model.
+
+        Raises:
+            ValueError: The model does not attend by the function given to it.
+        """
+        tokens = np.zeros(min(4, TILE), dtype=np.int64)
+        done: list[Job] = []
+        self.submit(ScoreJob(tokens.tolist(), 1.0, done.append))
+        self.step()
+        if not self._bytes_per_token or not done:
+            raise ValueError(
+                f"A model of type {self.model.config.model_type!r} does not take an attention "
+                "function, which the torch engine needs. Use another engine_type."
+            )
+
+    def submit(self, job: Job) -> None:
+        self.waiting.append(job)
+
+    @torch.inference_mode()
+    def step(self, may_admit: bool = True) -> None:
+        """Compute the next token of every running sample and the next pieces of prompts.
+
+        Args:
+            may_admit: Whether waiting jobs may start.
+        """
+        self._drop_cancelled()
+        if may_admit:
+            self._admit()
+        pieces = self._choose_pieces()
+        if pieces or len(self.rows):
+            logits = self._forward(pieces)
+            num_rows = len(self.rows)
+            self._finish_pieces(pieces, logits[num_rows:])
+            self._start_samples(logits[:num_rows])
+        elif self.ready:
+            self._start_samples(None)
+        if not self.has_running:
+            self._free_memory()
+
+    def restart_running(self) -> None:
+        """Send every started job back to the start of the queue, without progress."""
+        jobs = self._started_jobs()
+        self._forget_running()
+        for job in reversed(jobs):
+            job.restart()
+            self.waiting.appendleft(job)
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every job with ``error``."""
+        jobs = [*self._started_jobs(), *self.waiting]
+        self._forget_running()
+        self.waiting.clear()
+        for job in jobs:
+            job.error = error
+            job.on_done(job)
+
+    def _started_jobs(self) -> list[Job]:
+        jobs: list[Job] = [*self.rows.jobs, *self.ready, *self.prefilling]
+        return list(dict.fromkeys(jobs))
+
+    def _forget_running(self) -> None:
+        self.rows = SampleRows()
+        self.prefilling = []
+        self.ready.clear()
+        self._free_memory()
+
+    def _free_memory(self) -> None:
+        self._samples.clear()
+        self._prompts.clear()
+        self._free_rows = []
+        self._num_prompt_rows = 0
+
+    # Choosing
+
+    def _drop_cancelled(self) -> None:
+        if any(job.is_cancelled for job in self.waiting):
+            self.waiting = deque(job for job in self.waiting if not job.is_cancelled)
+        cancelled = [job for job in (*self.prefilling, *self.ready) if job.is_cancelled]
+        if cancelled:
+            self.prefilling = [job for job in self.prefilling if not job.is_cancelled]
+            self.ready = deque(job for job in self.ready if not job.is_cancelled)
+        for job in cancelled:
+            self._free_prompt_row(job)
+        gone = [row for row, job in enumerate(self.rows.jobs) if job.is_cancelled]
+        if gone:
+            self._remove_rows(np.array(gone))
+
+    def _admit(self) -> None:
+        """Start waiting jobs, first come first served, as long as memory lasts for the longest."""
+        if not self.waiting:
+            return
+        load = _Load()
+        for job in self._started_jobs():
+            load = load.with_job(job)
+        load = replace(load, rows=load.rows + len(self.rows))
+        while self.waiting:
+            more = load.with_job(self.waiting[0])
+            if load.prompts and not self._fits(more):
+                return
+            load, job = more, self.waiting.popleft()
+            job.row = self._take_prompt_row()
+            self.prefilling.append(job)
+
+    def _fits(self, load: "_Load") -> bool:
+        rows = min(load.rows, self._limits.max_running)
+        tokens = rows * round_up(load.longest) + load.prompts * round_up(load.longest_prompt)
+        return (
+            load.prompts <= self._limits.max_running
+            and tokens * self._bytes_per_token <= self._limits.max_kv_bytes
+        )
+
+    def _choose_pieces(self) -> list[_Piece]:
+        """Prompt pieces up to the budget, first come first served; cut at tile borders."""
+        budget = self._limits.max_batch_tokens
+        pieces = []
+        for job in self.prefilling:
+            if budget < min(TILE, job.num_left):
+                break
+            start, end = job.num_computed, len(job.tokens)
+            if end - start > budget:
+                end = (start + budget) // TILE * TILE
+            pieces.append(_Piece(job, start, end))
+            budget -= end - start
+        return pieces
+
+    def _take_prompt_row(self) -> int:
+        if self._free_rows:
+            return self._free_rows.pop()
+        self._num_prompt_rows += 1
+        return self._num_prompt_rows - 1
+
+    def _free_prompt_row(self, job: Job) -> None:
+        if job.row >= 0:
+            self._free_rows.append(job.row)
+            job.row = -1
+
+    # Computing
+
+    def _forward(self, pieces: list[_Piece]) -> Tensor:
+        """Logits [rows + wanted prompt tokens, vocabulary], in float32 and padded."""
+        num_rows = len(self.rows)
+        lengths = self.rows.lengths
+        tokens = [self.rows.last_tokens] if num_rows else []
+        positions = [lengths - 1] if num_rows else []
+        wanted = [np.arange(num_rows)]
+        place = num_rows
+        for piece in pieces:
+            tokens.append(piece.job.tokens[piece.start : piece.end])
+            positions.append(np.arange(piece.start, piece.end))
+            wanted.append(place + _wanted_places(piece))
+            place += piece.end - piece.start
+        step = self._step_attention(pieces, lengths)
+        keep = np.concatenate(wanted)
+        with attending(step):
+            output = self.model(
+                input_ids=self._padded(np.concatenate(tokens), self._multiple)[None],
+                position_ids=self._padded(np.concatenate(positions), self._multiple)[None],
+                use_cache=False,
+                logits_to_keep=self._padded(keep, self._multiple),
+            )
+        self.num_steps += 1
+        if not self._bytes_per_token and self._prompts.length:
+            stored = self._prompts.num_rows * self._prompts.length
+            self._bytes_per_token = self._prompts.size_bytes / stored
+        return padded_logits(output.logits[0, : len(keep)])
+
+    def _padded(self, values: np.ndarray, multiple: int) -> Tensor:
+        out = np.zeros(round_up(max(len(values), 1), multiple), dtype=np.int64)
+        out[: len(values)] = values
+        return torch.from_numpy(out).to(self._device)
+
+    def _step_attention(self, pieces: list[_Piece], lengths: np.ndarray) -> StepAttention:
+        longest = int(lengths.max(initial=0))
+        if pieces:
+            self._prompts.reserve(self._num_prompt_rows, max(piece.end for piece in pieces))
+        if len(lengths):
+            self._samples.reserve(len(lengths), longest)
+        spans = [np.arange(piece.start, piece.end) for piece in pieces]
+        rows = [np.full(piece.end - piece.start, piece.job.row) for piece in pieces]
+        return StepAttention(
+            samples=self._samples,
+            prompts=self._prompts,
+            sample_rows=torch.arange(len(lengths), device=self._device),
+            sample_positions=self._tensor(lengths - 1),
+            prompt_rows=self._tensor(_concatenated(rows)),
+            prompt_positions=self._tensor(_concatenated(spans)),
+            tiles=self._tiles(pieces),
+            max_sample_length=longest,
+        )
+
+    def _tiles(self, pieces: list[_Piece]) -> list[PromptTiles]:
+        """The pieces cut into tiles, those of equal place together."""
+        by_tile: dict[int, list[tuple[int, int, int, int]]] = {}
+        offset = 0
+        for piece in pieces:
+            for tile in range(piece.start // TILE, -(-piece.end // TILE)):
+                start, end = max(piece.start, tile * TILE), min(piece.end, (tile + 1) * TILE)
+                first = offset + start - piece.start
+                by_tile.setdefault(tile, []).append((piece.job.row, first, start, end))
+            offset += piece.end - piece.start
+        return [self._prompt_tiles(tile, parts) for tile, parts in by_tile.items()]
+
+    def _prompt_tiles(self, tile: int, parts: list[tuple[int, int, int, int]]) -> PromptTiles:
+        gather = np.zeros((len(parts), TILE), dtype=np.int64)
+        places, tokens = [], []
+        for number, (_, first, start, end) in enumerate(parts):
+            inside = np.arange(start - tile * TILE, end - tile * TILE)
+            indexes = np.arange(first, first + end - start)
+            gather[number, inside] = indexes
+            places.append(number * TILE + inside)
+            tokens.append(indexes)
+        return PromptTiles(
+            tile=tile,
+            rows=self._tensor(np.array([row for row, *_ in parts])),
+            gather=self._tensor(gather),
+            scatter_from=self._tensor(np.concatenate(places)),
+            scatter_to=self._tensor(np.concatenate(tokens)),
+        )
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self._device)
+
+    # What comes of it
+
+    def _finish_pieces(self, pieces: list[_Piece], logits: Tensor) -> None:
+        """Note the progress of prompts; ``logits`` are those of the pieces' wanted places."""
+        place = 0
+        for piece in pieces:
+            job, count = piece.job, len(_wanted_places(piece))
+            job.num_computed = piece.end
+            if isinstance(job, ScoreJob):
+                now = slice(piece.start + 1, piece.start + 1 + count)
+                following = self._tensor(job.tokens[now])
+                found = token_logprobs(logits[place : place + count], following, job.temperature)
+                job.logprobs += found.tolist()
+            elif isinstance(job, SampleJob) and piece.completes:
+                job.first_logits, job.first_version = logits[place].clone(), self.version
+                self.ready.append(job)
+            place += count
+            if piece.completes:
+                self.prefilling.remove(job)
+                if isinstance(job, ScoreJob):
+                    self._free_prompt_row(job)
+                    job.on_done(job)
+
+    def _start_samples(self, running_logits: Tensor | None) -> None:
+        """Give running samples their next token, and as many ready ones as fit their first."""
+        logits = [] if running_logits is None else [running_logits]
+        versions = [np.full(len(self.rows), self.version)]
+        while self.ready and len(self.rows) < self._limits.max_running:
+            job = self.ready[0]
+            room = self._limits.max_running - len(self.rows)
+            count = min(room, job.params.n - job.num_started)
+            first = len(self.rows)
+            indexes = range(job.num_started, job.num_started + count)
+            self.rows.add(job, indexes)
+            self._copy_prompt(job, first, count)
+            assert job.first_logits is not None, "a ready job has no logits"
+            logits.append(job.first_logits.expand(count, -1))
+            versions.append(np.full(count, job.first_version))
+            job.num_started += count
+            if job.num_started == job.params.n:
+                self.ready.popleft()
+                self._free_prompt_row(job)
+                job.first_logits = None
+        if len(self.rows):
+            self._draw(torch.cat(logits), np.concatenate(versions))
+
+    def _copy_prompt(self, job: SampleJob, first: int, count: int) -> None:
+        length = round_up(len(job.tokens))
+        self._samples.reserve(first + count, length)
+        source = torch.full((count,), job.row, dtype=torch.int64, device=self._device)
+        self._samples.fill_from(self._prompts, source, first, length)
+
+    def _draw(self, logits: Tensor, versions: np.ndarray) -> None:
+        """One token for every row, then the end of those that are done."""
+        rows = self.rows
+        self._penalise(logits)
+        params = DrawParams(
+            temperature=rows["temperature"],
+            top_p=rows["top_p"],
+            top_k=rows["top_k"],
+            min_p=rows["min_p"],
+            uniform=uniform(rows["stream_key"], rows["count"]),
+            forbidden=self._forbidden(),
+        )
+        tokens, logprobs = draw(logits, params)
+        rows.append(tokens, logprobs, versions)
+        self.num_tokens += len(tokens)
+        self._end_finished(tokens)
+
+    def _penalise(self, logits: Tensor) -> None:
+        for row in np.flatnonzero(self.rows["repetition_penalty"] != 1).tolist():
+            penalty = float(self.rows["repetition_penalty"][row])
+            seen = np.concatenate([self.rows.jobs[row].tokens, self.rows.new_tokens(row)])
+            ids = self._tensor(np.unique(seen))
+            value = logits[row, ids]
+            logits[row, ids] = torch.where(value > 0, value / penalty, value * penalty)
+
+    def _forbidden(self) -> dict[int, list[int]]:
+        """Rows that must not end yet, and the ids that would end them."""
+        too_short = np.flatnonzero(self.rows["count"] < self.rows["min_tokens"])
+        return {int(row): self.rows.jobs[row].stop_ids for row in too_short}
+
+    def _end_finished(self, tokens: np.ndarray) -> None:
+        rows = self.rows
+        is_stopped = self._is_stopped(tokens)
+        is_long = rows["count"] >= rows["max_tokens"]
+        finished = np.flatnonzero(is_stopped | is_long)
+        if not len(finished):
+            return
+        done: list[SampleJob] = []
+        for row in finished.tolist():
+            job = rows.jobs[row]
+            reason: FinishReason = "stop" if is_stopped[row] else "length"
+            job.completions[rows["index"][row]] = rows.completion(row, reason)
+            if all(completion is not None for completion in job.completions):
+                done.append(job)
+        self._remove_rows(finished)
+        for job in done:
+            job.on_done(job)
+
+    def _is_stopped(self, tokens: np.ndarray) -> np.ndarray:
+        is_stopped = np.isin(tokens, self._eos_ids)
+        for row in np.flatnonzero(~self.rows["is_usual"]).tolist():
+            is_stopped[row] = self._stops(self.rows.jobs[row], row, int(tokens[row]))
+        return is_stopped
+
+    def _stops(self, job: SampleJob, row: int, token: int) -> bool:
+        if token in job.stop_ids:
+            return True
+        is_long_enough = self.rows["count"][row] >= job.params.min_tokens
+        return bool(
+            is_long_enough
+            and job.has_stop_text is not None
+            and job.has_stop_text(self.rows.new_tokens(row).tolist())
+        )
+
+    def _remove_rows(self, rows: np.ndarray) -> None:
+        length = round_up(int(self.rows.lengths.max(initial=0)))
+        source, target = self.rows.remove(rows)
+        if len(source):
+            length = min(length, self._samples.length)
+            self._samples.move(self._tensor(source), self._tensor(target), length)
+
+
+def _wanted_places(piece: _Piece) -> np.ndarray:
+    """Which tokens of a piece need logits: the last of a prompt, all but the last of a score."""
+    count = piece.end - piece.start
+    if isinstance(piece.job, ScoreJob):
+        return np.arange(count - 1 if piece.completes else count)
+    return np.array([count - 1]) if piece.completes else np.zeros(0, dtype=np.int64)
+
+
+def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

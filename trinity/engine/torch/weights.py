@@ -1,0 +1,47 @@
+"""Put new weights into a model in place, by Hugging Face name, and say what it holds."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from trinity.utils.digest import weights_digest
+
+
+@torch.no_grad()
+def load_weights_inplace(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Copy ``weights`` into the parameters of the same names; the digest of the result.
+
+    Tied parameters have one name, the first.
+
+    Raises:
+        ValueError: A name is unknown, given twice or missing, or a shape or dtype differs. The
+            model is then partly updated.
+    """
+    parameters = dict(model.named_parameters())
+    missing = set(parameters)
+    for name, tensor in weights:
+        if name not in missing:
+            raise ValueError(f"Weights name {name!r}, which {_kind(name, parameters)}.")
+        parameter = parameters[name]
+        if (parameter.shape, parameter.dtype) != (tensor.shape, tensor.dtype):
+            raise ValueError(
+                f"Weight {name!r} came as {tensor.dtype} {tuple(tensor.shape)}, but the engine has"
+                f" {parameter.dtype} {tuple(parameter.shape)}: send what the engine runs."
+            )
+        parameter.copy_(tensor)
+        missing.discard(name)
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(parameters)} weights did not come: {sorted(missing)[:5]}."
+        )
+    return model_digest(model)
+
+
+def model_digest(model: nn.Module) -> str:
+    """`weights_digest` of a model's parameters, tied ones once."""
+    return weights_digest(model.named_parameters())
+
+
+def _kind(name: str, parameters: dict[str, nn.Parameter]) -> str:
+    return "came twice" if name in parameters else "the model does not have"
