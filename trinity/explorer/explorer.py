@@ -13,7 +13,7 @@ from trinity.common.models.protocol import InferenceEngine, WeightTicket
 from trinity.common.workflows import Task
 from trinity.explorer.evaluation import summarize_eval
 from trinity.explorer.scheduler import BatchResult, Scheduler
-from trinity.synchronizer.board import VersionBoard
+from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.utils.metrics import Metrics, prefix_metrics, summarize
 from trinity.utils.timer import timed
@@ -95,7 +95,7 @@ class Explorer:
     scheduler: Scheduler
     tasks: TaskSource
     sink: ExperienceSink
-    board: VersionBoard
+    board: Board
     schedule: SyncSchedule
     settings: ExplorerSettings
     evals: Sequence[EvalTaskset] = ()
@@ -192,7 +192,7 @@ class Explorer:
             ticket, is_open = await self._due_ticket()
         if ticket is not None:
             with timed(metrics, "explorer/time/sync_weight"):
-                await self._load(ticket)
+                await self.load(ticket)
         return is_open
 
     async def _due_ticket(self) -> tuple[WeightTicket | None, bool]:
@@ -215,10 +215,10 @@ class Explorer:
         """Bring the engines to the newest published weights, at the start and after a restart."""
         version, ticket = await self.board.newest()
         if ticket is not None and version > self.version:
-            await self._load(ticket)
+            await self.load(ticket)
         self.version = max(self.version, version)
 
-    async def _load(self, ticket: WeightTicket) -> None:
+    async def load(self, ticket: WeightTicket) -> None:
         """Give every engine the weights and compare what it then runs with what was sent.
 
         Raises:
@@ -276,7 +276,7 @@ class Explorer:
                 break
             ticket = newer
         if ticket is not None:
-            await self._load(ticket)
+            await self.load(ticket)
 
     def state_dict(self) -> dict[str, object]:
         """Where a resumed explorer goes on: after the last step whose experiences are written."""

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
 
+from trinity.algorithm import ALGORITHM_TYPE
 from trinity.common.config import Config
+from trinity.common.constants import Mode
 from trinity.common.models.protocol import InferenceEngine
 from trinity.explorer.explorer import Explorer
 from trinity.launcher import build_explorer, build_trainer
@@ -13,7 +15,8 @@ from trinity.launcher.buffers import Buffers, open_buffers
 from trinity.launcher.job import JobCheckpoints, ResumePoint
 from trinity.launcher.plan import RunPlan
 from trinity.launcher.reporter import Report, Reporter
-from trinity.synchronizer.board import VersionBoard
+from trinity.synchronizer.board import Board, VersionBoard
+from trinity.synchronizer.file_board import FileBoard
 from trinity.trainer.trainer import Trainer
 from trinity.utils.log import get_logger
 from trinity.utils.monitor import MONITOR
@@ -23,7 +26,7 @@ from trinity.utils.monitor import MONITOR
 class Parts:
     """The parts of one stage. ``run``, then ``close`` whatever happened."""
 
-    board: VersionBoard
+    board: Board
     buffers: Buffers
     explorer: Explorer | None
     trainer: Trainer | None
@@ -89,6 +92,8 @@ class Parts:
         if self.trainer is not None:
             waits.append(self.trainer.prepare(resume.folder if resume else None))
         waits += [engine.prepare() for engine in self.auxiliary]
+        if self.trainer is not None:
+            await self.board.reopen()
         await asyncio.gather(self.buffers.prepare(), *waits)
         if resume is not None and self.trainer is not None and self.explorer is not None:
             await self.trainer.publish({})
@@ -130,7 +135,7 @@ def build_parts(
     """
     config = plan.config
     buffers = open_buffers(plan, say)
-    board = VersionBoard()
+    board = _board(plan)
     reporters: list[Reporter] = []
 
     def reporter(role: str) -> Reporter:
@@ -158,6 +163,13 @@ def build_parts(
     return Parts(
         board, buffers, explorer, trainer, reporters, _total_steps(config, buffers), auxiliary
     )
+
+
+def _board(plan: RunPlan) -> Board:
+    """One board in this process, or files where explorer and trainer run in two commands."""
+    algorithm = ALGORITHM_TYPE.get(plan.config.algorithm.algorithm_type)
+    is_alone = plan.config.mode in (Mode.EXPLORE, Mode.TRAIN) and algorithm.schema == "experience"
+    return FileBoard(plan.job.weights) if is_alone else VersionBoard()
 
 
 def _states(

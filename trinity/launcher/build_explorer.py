@@ -16,7 +16,7 @@ from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.plan import RunPlan
 from trinity.launcher.reporter import Reporter
-from trinity.synchronizer.board import VersionBoard
+from trinity.synchronizer.board import Board
 from trinity.utils import actor
 from trinity.utils.log import get_logger
 
@@ -30,7 +30,7 @@ class Served:
 
 
 def build(
-    plan: RunPlan, board: VersionBoard, buffers: Buffers, reporter: Reporter
+    plan: RunPlan, board: Board, buffers: Buffers, reporter: Reporter
 ) -> tuple[Explorer, list[InferenceEngine]]:
     """The explorer of a plan, and the engines of auxiliary models. Nothing is loaded yet."""
     config = plan.config

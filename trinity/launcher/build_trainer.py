@@ -12,7 +12,7 @@ from trinity.launcher.buffers import Buffers
 from trinity.launcher.job import JobCheckpoints
 from trinity.launcher.plan import RunPlan
 from trinity.launcher.reporter import Reporter
-from trinity.synchronizer.board import VersionBoard
+from trinity.synchronizer.board import Board
 from trinity.synchronizer.channel import CheckpointChannel, MemoryChannel, WeightChannel
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
@@ -30,7 +30,7 @@ from trinity.utils.log import get_logger
 
 def build(
     plan: RunPlan,
-    board: VersionBoard,
+    board: Board,
     buffers: Buffers,
     checkpoints: JobCheckpoints,
     reporter: Reporter,

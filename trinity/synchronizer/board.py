@@ -2,8 +2,33 @@
 
 import asyncio
 import time
+from typing import Protocol
 
 from trinity.common.models.protocol import WeightTicket
+
+
+class Board(Protocol):
+    """What explorer and trainer call of a board: one in a process, or `FileBoard` between two."""
+
+    async def reopen(self) -> None: ...
+
+    async def publish(self, ticket: WeightTicket) -> None: ...
+
+    async def close(self, reason: str) -> None: ...
+
+    async def wait_newer(self, than: int, timeout_s: float) -> WeightTicket | None: ...
+
+    async def ask(self, than: int, timeout_s: float) -> WeightTicket | None: ...
+
+    async def wait_asked(self) -> None: ...
+
+    async def decline(self) -> None: ...
+
+    async def is_asked(self) -> bool: ...
+
+    async def is_open(self) -> bool: ...
+
+    async def newest(self) -> tuple[int, WeightTicket | None]: ...
 
 
 class VersionBoard:
@@ -31,6 +56,10 @@ class VersionBoard:
             self._version, self._ticket = ticket.version, ticket
             self._published_at = time.monotonic()
             self._answer()
+
+    async def reopen(self) -> None:
+        """A trainer starts (again): more weights will come."""
+        self._closed = None
 
     async def close(self, reason: str) -> None:
         """No more weights will come; who waits gets None."""

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from trinity.common.constants import SyncStyle
 from trinity.common.experience import Experience
-from trinity.synchronizer.board import VersionBoard
+from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainEngine
@@ -80,7 +80,7 @@ class Trainer:
     source: ExperienceSource
     preparation: Preparation
     updater: Updater
-    board: VersionBoard
+    board: Board
     schedule: SyncSchedule
     checkpoints: Checkpoints
     settings: TrainerSettings
