@@ -278,7 +278,7 @@ async def test_the_trainer_cannot_change_what_is_replayed():
 
 
 async def test_a_resumed_replay_buffer_knows_its_use_counts(tmp_path: Path):
-    time, now = clock()
+    time, _ = clock()
     first = await queue(tmp_path, replay=replaying(5.0), clock=time)
     await first.put(group(1, version=4))
     await first.get(1, 1)

@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from trinity.buffer.storage.sql import SQLStorage
 
 
-def make_storage(config: ExperienceBufferConfig) -> "QueueStorage | SQLStorage":
+def make_storage(
+    config: ExperienceBufferConfig, owner: str | None = None
+) -> "QueueStorage | SQLStorage":
     """The storage that readers and writers of a `queue` or `sql` buffer share.
 
-    It may live in an actor instead: give this function's result's class and arguments, or the
-    config itself, to whoever starts it. Nothing is opened before its `prepare`.
+    Nothing is opened before its `prepare`.
+
+    Args:
+        owner: For `sql`: who this process is, the same after a restart; see `SQLStorage`.
     """
     if config.storage_type is StorageType.SQL:
         from trinity.buffer.storage.sql import SQLStorage
 
-        return SQLStorage.from_config(config)
+        return SQLStorage.from_config(config, owner)
     return QueueStorage(
         config.name or "experience_buffer",
         capacity=config.capacity,
@@ -76,12 +80,15 @@ def get_buffer_reader(
 def get_buffer_writer(
     config: ExperienceBufferConfig, storage: object | None = None
 ) -> BufferWriter:
-    """The writer of a buffer. For `queue` and `sql` ``storage`` is what the readers read from."""
+    """The writer of a buffer. For `queue` and `sql` ``storage`` is what the readers read from.
+
+    Without a ``storage`` it opens one of its own while it has work to do.
+    """
     if config.storage_type is StorageType.FILE:
         assert config.path is not None
         return FileWriter(config.path)
     shared = make_storage(config) if storage is None else storage
-    return QueueWriter(cast(QueueStorage, shared))
+    return QueueWriter(cast(QueueStorage, shared), owns_storage=storage is None)
 
 
 def _dataset_reader(

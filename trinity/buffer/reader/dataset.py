@@ -87,7 +87,7 @@ class DatasetReader:
                 bad += error.bad_rows
                 continue
             epoch = self.num_read // len(self)
-            if not experience.eid.task:
+            if experience.eid.task == "":
                 experience.eid = EID(self.name, index, epoch, 0, f"{self.num_read:06x}")
             experience.info.setdefault("index", index)
             found.append(experience)

@@ -45,7 +45,7 @@ class QueueReader:
             await self.storage.rewind(self._resume_from)
             self._resume_from = None
         size = batch_size or self.batch_size
-        if isinstance(self.storage, QueueStorage):
+        if self.storage.is_local is True:  # a stand-in has no attributes
             found = await self.storage.get(
                 size, self.timeout_s, min_model_version=min_model_version, step=step
             )

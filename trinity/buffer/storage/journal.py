@@ -125,13 +125,12 @@ class JsonlJournal:
         self.ledger_path = self.path.with_name(self.path.name + ".ledger")
         self._run = ""
         self._num_rows = 0
-        self._lock = threading.RLock()
         self._rows: Appender | None = None
         self._ledger: Appender | None = None
 
     def open(self, run: str) -> None:
         self.close()
-        self._run = run
+        self._run, self._lock = run, threading.RLock()  # not before: a lock does not travel
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._rows, self._ledger = Appender(self.path), Appender(self.ledger_path)
         self._num_rows = len(JsonLines([self.path]))

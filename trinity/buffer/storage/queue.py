@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
-from typing import Any
+from typing import Any, ClassVar
 
 from trinity.algorithm.sample_strategy.base import oldest_version
 from trinity.buffer.storage.journal import Event, Journal, Outcome, StorageError, outcome
@@ -36,6 +36,8 @@ class QueueStorage:
         replay: Reuse of experiences; None or disabled: each is read once.
         clock: Seconds, for the cool-down of reused experiences.
     """
+
+    is_local: ClassVar[bool] = True
 
     def __init__(
         self,

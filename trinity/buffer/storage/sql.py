@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from secrets import token_hex
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from sqlalchemy import Connection, Select, func, insert, select, update
@@ -232,6 +232,8 @@ class SQLStorage:
             its first checkpoint. None: nobody in particular.
         grace_s: Seconds to wait for a writer to come back, where all had done before we started.
     """
+
+    is_local: ClassVar[bool] = True
 
     def __init__(
         self,

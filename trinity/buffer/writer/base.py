@@ -29,21 +29,35 @@ class BufferWriter(Protocol):
 
 
 class QueueWriter:
-    """Writes to a queue, in this process or another."""
+    """Writes to a queue or database, in this process or another.
 
-    def __init__(self, storage: QueueStorage) -> None:
+    Args:
+        owns_storage: It opens the storage at the first `acquire` and closes it at the last
+            `release`.
+    """
+
+    def __init__(self, storage: QueueStorage, *, owns_storage: bool = False) -> None:
         self.storage = storage
+        self._owns_storage = owns_storage
+        self._num_open = 0
 
     async def write(self, experiences: Sequence[Experience]) -> Metrics:
-        if isinstance(self.storage, QueueStorage):
+        if self.storage.is_local is True:  # a stand-in has no attributes
             return await self.storage.put(experiences)
         return await self.storage.put_batch(serialize_many(experiences))
 
     async def acquire(self) -> int:
+        if self._owns_storage and self._num_open == 0:
+            await self.storage.prepare()
+        self._num_open += 1
         return await self.storage.acquire()
 
     async def release(self) -> int:
-        return await self.storage.release()
+        left = await self.storage.release()
+        self._num_open -= 1
+        if self._owns_storage and self._num_open == 0:
+            await self.storage.close()
+        return left
 
     async def flush(self, until: int | None = None) -> None:
         await self.storage.flush(until)

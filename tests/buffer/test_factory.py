@@ -1,0 +1,54 @@
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.buffer.samples import group, tasks_of
+from trinity.buffer import get_buffer_reader, get_buffer_writer, make_storage
+from trinity.buffer.factory import make_journal
+from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.common.constants import StorageType
+
+
+def section(**fields: object) -> ExperienceBufferConfig:
+    return ExperienceBufferConfig(name="b", max_read_timeout=1, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("queue", None), ("queue", "q.jsonl"), ("queue", "q.db"), ("sql", "q.db")]
+)
+async def test_writer_and_reader_of_a_section(kind: str, file: str | None, tmp_path: Path):
+    config = section(storage_type=kind, path=file and str(tmp_path / file))
+    storage = make_storage(config)
+    await storage.prepare()
+    writer, reader = get_buffer_writer(config, storage), get_buffer_reader(config, storage)
+    await writer.acquire()
+    await writer.write(group(3))
+    await writer.release()
+    assert sorted(tasks_of(await reader.read(4))) == [0, 1, 2]
+    with pytest.raises(StopAsyncIteration):
+        await reader.read(4)
+
+
+@pytest.mark.parametrize("file", ["log.jsonl", "log.db"])
+async def test_a_writer_without_a_storage_opens_its_own(file: str, tmp_path: Path):
+    kind = StorageType.FILE if file.endswith("jsonl") else StorageType.SQL
+    config = section(storage_type=kind, path=str(tmp_path / file), schema_type="experience")
+    for _ in range(2):
+        writer = get_buffer_writer(config)
+        await writer.acquire()
+        await writer.write(group(2))
+        await writer.release()
+    if kind is StorageType.FILE:
+        reader = get_buffer_reader(config)
+        assert tasks_of(await reader.read(4)) == [0, 1, 0, 1]
+    else:
+        storage = make_storage(config)
+        await storage.prepare()
+        assert await storage.size() == 4
+
+
+@pytest.mark.parametrize("file", ["q.jsonl", "q.db"])
+def test_a_journal_travels_to_the_process_of_its_queue(file: str, tmp_path: Path):
+    journal = make_journal(section(storage_type="queue", path=str(tmp_path / file)))
+    pickle.loads(pickle.dumps(journal)).open("run")  # noqa: S301
