@@ -1,0 +1,197 @@
+"""The update loop against hand-written collaborators: publishing, saving, stopping, resuming."""
+
+import asyncio
+
+import pytest
+
+from tests.trainer.toy import groups
+from trinity.common.constants import SyncStyle
+from trinity.common.experience import Experience
+from trinity.common.models.protocol import WeightTicket
+from trinity.synchronizer.board import VersionBoard
+from trinity.synchronizer.schedule import SyncSchedule
+from trinity.trainer.loss import Objective
+from trinity.trainer.preparation import Preparation
+from trinity.trainer.trainer import Trainer, TrainerSettings
+from trinity.trainer.update import Updater
+
+
+class FakeEngine:
+    """Notes what is asked of it; saving can be made to fail."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.save_error: OSError | None = None
+
+    async def prepare(self) -> None:
+        self.calls.append("prepare")
+
+    async def forward_backward(self, batch, objective, which="actor") -> dict[str, float]:
+        self.calls.append(f"gradient {len(batch)}")
+        return {"actor/final_loss": 1.0, "actor/ratio_max_deviation": 0.0}
+
+    async def optim_step(self, which="actor") -> dict[str, float]:
+        self.calls.append("step")
+        return {"actor/grad_norm": 1.0}
+
+    async def send_weights(self, version: int) -> WeightTicket:
+        return WeightTicket(version, "memory", "", None)
+
+    async def save(self, path: str, hf: bool = False, files=None) -> None:
+        self.calls.append(f"save {path} hf={hf} {sorted(files)}")
+
+    async def wait_saved(self) -> None:
+        if self.save_error is not None:
+            raise self.save_error
+
+    async def load(self, path: str) -> None:
+        self.calls.append(f"load {path}")
+
+    async def close(self) -> None: ...
+
+
+class FakeSource:
+    """``total`` batches; then the end, or a wait without end."""
+
+    def __init__(self, total: int, is_endless: bool = False) -> None:
+        self.total, self.is_endless, self.given = total, is_endless, 0
+        self.batch: list[Experience] = groups(2, 2)
+
+    async def sample(self, step: int):
+        if self.given == self.total:
+            if self.is_endless:
+                await asyncio.Event().wait()
+            raise StopAsyncIteration
+        self.given += 1
+        return self.batch, {"sample/task_count": 2.0}, []
+
+    def state_dict(self) -> dict[str, object]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+class FakeCheckpoints:
+    def __init__(self) -> None:
+        self.completed: list[int] = []
+
+    def folder(self, step: int) -> str:
+        return f"global_step_{step}"
+
+    def snapshot(self) -> dict[str, str]:
+        return {"trainer_meta.json": "{}"}
+
+    def complete(self, step: int) -> None:
+        self.completed.append(step)
+
+
+def trainer(source: FakeSource, style: SyncStyle = SyncStyle.FIXED, **settings) -> Trainer:
+    engine = FakeEngine()
+    objective = Objective.from_names("ppo")
+    return Trainer(
+        engine=engine,
+        source=source,
+        preparation=Preparation(engine),
+        updater=Updater(engine, objective),
+        board=VersionBoard(),
+        schedule=SyncSchedule(style, interval=2, trainer_interval=2),
+        checkpoints=FakeCheckpoints(),
+        settings=TrainerSettings(**settings),
+    )
+
+
+async def test_publishes_on_the_interval_and_once_more_at_the_end():
+    subject = trainer(FakeSource(3))
+    await subject.prepare()
+    await subject.run()
+    version, _ = await subject.board.newest()
+    assert version == 3
+    assert not await subject.board.is_open()
+    assert subject.engine.calls.count("step") == 3
+
+
+async def test_saves_on_the_interval_and_the_last_with_hugging_face_weights():
+    subject = trainer(FakeSource(3), save_interval=2)
+    await subject.run()
+    saves = [call for call in subject.engine.calls if call.startswith("save")]
+    assert saves == [
+        "save global_step_2 hf=False ['trainer_meta.json']",
+        "save global_step_3 hf=True ['trainer_meta.json']",
+    ]
+    assert subject.checkpoints.completed == [2, 3]
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("always", [True, True]), ("never", [False, False])])
+async def test_hugging_face_weights_by_rule(rule: str, expected: list[bool]):
+    subject = trainer(FakeSource(2), save_interval=1, save_hf=rule)
+    await subject.run()
+    saves = [call for call in subject.engine.calls if call.startswith("save")]
+    assert [("hf=True" in call) for call in saves][:2] == expected
+
+
+async def test_a_batch_without_trained_tokens_is_skipped_and_counted():
+    source = FakeSource(1)
+    for experience in source.batch:
+        experience.action_mask[:] = False
+    reports = []
+    subject = trainer(source)
+    subject.report = lambda role, step, metrics: reports.append(metrics)
+    await subject.run()
+    assert reports[0]["actor/skipped_steps"] == 1.0
+    assert "step" not in subject.engine.calls
+
+
+async def test_an_empty_read_counts_as_a_skipped_step():
+    source = FakeSource(2)
+    source.batch = []
+    subject = trainer(source)
+    await subject.run()
+    assert (await subject.board.newest())[0] == 2
+
+
+async def test_a_failed_save_ends_the_run():
+    subject = trainer(FakeSource(3), save_interval=1)
+    subject.engine.save_error = OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="No space"):
+        await subject.run()
+    assert subject.checkpoints.completed == []
+
+
+async def test_a_failed_save_can_be_gone_over_but_not_the_last():
+    subject = trainer(FakeSource(3), save_interval=1, on_save_error="continue")
+    subject.engine.save_error = OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="No space"):
+        await subject.run()
+    assert subject.engine.calls.count("step") == 3
+
+
+async def test_stop_ends_a_wait_for_experiences_and_saves():
+    subject = trainer(FakeSource(1, is_endless=True))
+    running = asyncio.create_task(subject.run())
+    while subject.step < 1:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    subject.stop()
+    await asyncio.wait_for(running, 5)
+    assert subject.checkpoints.completed == [1]
+
+
+async def test_resume_loads_and_goes_on_after_the_step(tmp_path):
+    subject = trainer(FakeSource(3))
+    subject.load_state_dict({"latest_iteration": 2, "sample_strategy_state": {"given": 2}})
+    await subject.prepare(tmp_path)
+    await subject.run()
+    assert subject.engine.calls[:2] == ["prepare", f"load {tmp_path}"]
+    assert subject.step == 3
+    assert subject.engine.calls.count("step") == 1
+
+
+async def test_explorer_driven_answers_while_it_waits_for_experiences():
+    subject = trainer(FakeSource(1, is_endless=True), SyncStyle.EXPLORER_DRIVEN)
+    running = asyncio.create_task(subject.run())
+    ticket = await asyncio.wait_for(subject.board.ask(0, 5), 5)
+    assert ticket is not None and ticket.version == 1
+    assert await asyncio.wait_for(subject.board.ask(1, 5), 5) is None
+    subject.stop()
+    await asyncio.wait_for(running, 5)
