@@ -14,7 +14,7 @@ from trinity.launcher.cpu import Replacement, for_cpu
 from trinity.launcher.launch import run_config
 from trinity.launcher.plan import NotEnoughGpusError
 from trinity.launcher.screen import Screen
-from trinity.utils.plugins import load_plugins
+from trinity.utils.plugins import load_plugins, plugin_dirs_from_env
 
 
 def run(
@@ -32,8 +32,8 @@ def run(
     screen = Screen(Console(highlight=False))
     plugin_dirs = [str(Path(folder).resolve()) for folder in plugin_dir]
     _make_importable(os.getcwd())
+    load_plugins(plugin_dirs or plugin_dirs_from_env())  # they may bring algorithms
     loaded = load_config(config, overrides)
-    load_plugins(plugin_dirs)
     if cpu:
         loaded, replaced = for_cpu(loaded)
         if replaced:
