@@ -254,10 +254,8 @@ def _checkpoint_rows(config: Config, shape: ModelShape) -> list[Row]:
     state, hf = checkpoint_bytes(config, shape)
     every = config.trainer.save_interval
     total = config.trainer.total_steps or config.buffer.total_steps
-    count = (
-        _saves(total, every) if total else ("at the end" if not every else f"1 in {every} steps")
-    )
     when = f"every {every} steps and at the end" if every else "at the end"
+    count = str(_saves(total, every)) if total else when
     kept = config.trainer.max_checkpoints_to_keep
     rows: list[Row] = [
         ("checkpoints", count, f"trainer.save_interval: {every}"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from trinity.common.config.algorithm_table import AlgorithmSpec
 from trinity.common.config.fill import is_set, value_at
 from trinity.common.config.names import KINDS, Names
+from trinity.common.config.nearest import nearest
 from trinity.common.config.root import Config
 from trinity.common.errors import Problem
 
@@ -43,8 +43,8 @@ class Case:
         names = self.known.get(registry, frozenset())
         if not name or not names or "." in name or name in names or name in also:
             return
-        close = get_close_matches(name, sorted(names), n=1)
-        guess = f"Did you mean `{close[0]}`? " if close else ""
+        close = nearest(name, names)
+        guess = f"Did you mean `{close}`? " if close else ""
         fix = (
             f"{guess}Known: {', '.join(sorted(names))}. For one of your own, pass its folder "
             "with --plugin-dir, or name it by path: `my_package.my_module.Name`."

@@ -87,6 +87,10 @@ def _names(case: Case) -> Iterator[Problem]:
         yield case.problem("explorer.name", message, "Write `name: explorer` in `explorer`.")
 
 
+def _monitor(case: Case) -> Iterator[Problem]:
+    yield from case.unknown("monitor.monitor_type", "MONITOR")
+
+
 def _gpus(case: Case) -> Iterator[Problem]:
     cluster = case.config.cluster
     yield from gpu_problems(case.config, cluster.node_num, cluster.gpu_per_node)
@@ -100,5 +104,6 @@ CHECKS: tuple[Check, ...] = (
     *SYNC_CHECKS,
     *TRAINER_CHECKS,
     *VERL_CHECKS,
+    _monitor,
     _gpus,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity.common.config.case import Case, Check
+from trinity.common.config.derive import needs_critic
 from trinity.common.constants import Mode, TrainerType
 from trinity.common.errors import Problem
 
@@ -18,7 +19,6 @@ _REGISTRY_OF = {
     "sample_strategy": "SAMPLE_STRATEGY",
 }
 _NEEDS_TEACHER = frozenset(("on_policy_distill", "jsd"))
-_NEEDS_VALUES = "ppo"
 
 
 def _names(case: Case) -> Iterator[Problem]:
@@ -48,19 +48,6 @@ def _repeat_times(case: Case) -> Iterator[Problem]:
         message = f"{name} compares the samples of one task with each other, and there is one."
         fix = f"Set `repeat_times` to {spec.min_repeat_times} or more, such as 8."
         yield case.problem(key, message, fix)
-
-
-def _advantage(case: Case) -> Iterator[Problem]:
-    algorithm = case.config.algorithm
-    if algorithm.advantage_fn == _NEEDS_VALUES and not case.spec.use_critic:
-        if not case.is_set("algorithm.advantage_fn"):
-            return
-        message = (
-            f"The advantage `ppo` needs a critic, and algorithm_type {algorithm.algorithm_type!r} "
-            "trains none."
-        )
-        fix = "Set `algorithm_type: ppo`, or remove `advantage_fn`."
-        yield case.problem("algorithm.advantage_fn", message, fix)
 
 
 def _loss_agg_mode(case: Case) -> Iterator[Problem]:
@@ -101,7 +88,8 @@ def _expert_data(case: Case) -> Iterator[Problem]:
     if name not in case.config.buffer.trainer_input.auxiliary_buffers:
         message = f"{algorithm.algorithm_type} mixes in expert data, and there is none."
         fix = f"Add `{name}` with its `path` below `buffer.trainer_input.auxiliary_buffers`."
-        yield Problem(f"buffer.trainer_input.auxiliary_buffers.{name}", message, fix)
+        key = f"buffer.trainer_input.auxiliary_buffers.{name}"
+        yield Problem(key, message, fix, line=_line(case))
 
 
 def _teacher(case: Case) -> Iterator[Problem]:
@@ -110,7 +98,11 @@ def _teacher(case: Case) -> Iterator[Problem]:
     if learns and not case.config.explorer.auxiliary_models:
         message = f"{name} learns from a teacher, and there is none."
         fix = "Add the teacher as `- model_path: ...` below `explorer.auxiliary_models`."
-        yield Problem("explorer.auxiliary_models", message, fix)
+        yield Problem("explorer.auxiliary_models", message, fix, line=_line(case))
+
+
+def _line(case: Case) -> int | None:
+    return case.given.source.line("algorithm.algorithm_type")
 
 
 def _router_replay(case: Case) -> Iterator[Problem]:
@@ -128,7 +120,7 @@ def _router_replay(case: Case) -> Iterator[Problem]:
 def _tinker(case: Case) -> Iterator[Problem]:
     if case.config.trainer.trainer_type is not TrainerType.TINKER:
         return
-    if case.spec.use_critic:
+    if needs_critic(case.config):
         message = "The Tinker service trains no critic."
         fix = "Use an algorithm without one, such as `grpo`."
         yield case.problem("algorithm.algorithm_type", message, fix)
@@ -141,7 +133,6 @@ ALGORITHM_CHECKS: tuple[Check, ...] = (
     _names,
     _mode,
     _repeat_times,
-    _advantage,
     _loss_agg_mode,
     _warmup,
     _grad_clip,

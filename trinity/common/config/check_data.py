@@ -11,6 +11,18 @@ from trinity.common.constants import Mode, StorageType
 from trinity.common.errors import Problem
 
 _TASK_STORAGE = (StorageType.FILE, StorageType.SQL, StorageType.REASONING_GYM)
+_NAMED_AT: tuple[dict[str, tuple[str, ...]], ...] = (
+    {
+        "WORKFLOWS": ("default_workflow_type",),
+        "REWARD_FUNCTIONS": ("default_reward_fn_type",),
+    },
+    {
+        "WORKFLOWS": ("default_workflow_type", "default_eval_workflow_type"),
+        "REWARD_FUNCTIONS": ("default_reward_fn_type",),
+    },
+)
+"""Registry -> keys that name its entries, of training and of evaluation tasks."""
+
 _FEATURES = {"difficulty_based": 2, "offline_easy2hard": 1}
 
 
@@ -50,6 +62,16 @@ def _each_taskset(case: Case) -> Iterator[Problem]:
             shown = f"{INPUT}.taskset" if single and kind == "tasksets" else key
             for problem in _taskset(case, key, taskset):
                 yield _renamed(problem, key, shown)
+            is_eval = kind == "eval_tasksets"
+            for registry, names in _NAMED_AT[is_eval].items():
+                for problem in case.unknown(f"{key}.{names[0]}", registry):
+                    yield _renamed(problem, f"{key}.{names[0]}", _written_at(case, shown, names))
+
+
+def _written_at(case: Case, key: str, names: tuple[str, ...]) -> str:
+    """Where the name was written: in the taskset, or as a default for all."""
+    places = [f"{key}.{names[0]}", *(f"{INPUT}.{name}" for name in names[::-1])]
+    return next((place for place in places if case.is_set(place)), places[0])
 
 
 def _renamed(problem: Problem, key: str, shown: str) -> Problem:
@@ -66,8 +88,6 @@ def _taskset(case: Case, key: str, taskset: TasksetConfig) -> Iterator[Problem]:
         message = "Tasks are read, not queued."
         fix = "Use `file`, `sql` or `reasoning_gym`."
         yield case.problem(f"{key}.storage_type", message, fix)
-    yield from case.unknown(f"{key}.default_workflow_type", "WORKFLOWS")
-    yield from case.unknown(f"{key}.default_reward_fn_type", "REWARD_FUNCTIONS")
     yield from _selector(case, f"{key}.data_selector", taskset.data_selector)
 
 
@@ -150,12 +170,8 @@ def _auxiliary_buffers(case: Case) -> Iterator[Problem]:
 def _pipelines(case: Case) -> Iterator[Problem]:
     key = "data_processor.experience_pipeline.operators"
     operators = case.config.data_processor.experience_pipeline.operators
-    for index, operator in enumerate(operators):
+    for index in range(len(operators)):
         yield from case.unknown(f"{key}.{index}.name", "EXPERIENCE_OPERATORS")
-        if operator.name == "data_juicer" and case.config.service.data_juicer is None:
-            message = "The operator `data_juicer` needs the Data-Juicer service."
-            fix = "Add `data_juicer: {auto_start: true}` below `service`."
-            yield Problem("service.data_juicer", message, fix)
     pipeline = case.config.data_processor.task_pipeline
     if pipeline is None:
         return

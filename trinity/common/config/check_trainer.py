@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity.common.config.case import Case, Check
+from trinity.common.config.derive import needs_critic
 from trinity.common.constants import TrainerStrategy, TrainerType
 from trinity.common.errors import Problem
 
@@ -35,7 +36,7 @@ def _megatron(case: Case) -> Iterator[Problem]:
 
 
 def _critic_warmup(case: Case) -> Iterator[Problem]:
-    if case.config.trainer.critic_warmup and not case.spec.use_critic:
+    if case.config.trainer.critic_warmup and not needs_critic(case.config):
         name = case.config.algorithm.algorithm_type
         message = f"{name} has no critic to warm up."
         fix = "Set it to 0, or use `algorithm_type: ppo`."

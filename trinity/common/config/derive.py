@@ -28,6 +28,9 @@ from trinity.common.constants import (
 POLICY_LOSS_AGG = {"gspo": "seq-mean-token-mean"}
 """Policy losses that are defined with another aggregation than token-mean."""
 
+ADVANTAGE_WITH_VALUES = "ppo"
+"""The advantage function that takes a critic's values."""
+
 _ANY_ALGORITHM = AlgorithmSpec(advantage_fn="ppo", repeat_times=1, min_repeat_times=1)
 _COMPONENTS = (
     "advantage_fn",
@@ -83,8 +86,9 @@ def needs_reference(config: Config) -> bool:
 
 
 def needs_critic(config: Config, algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS) -> bool:
-    """Whether a value model is trained along."""
-    return spec_of(config, algorithms).use_critic
+    """Whether a value model is trained along: the algorithm has one, or its advantage needs one."""
+    needs_values = config.algorithm.advantage_fn == ADVANTAGE_WITH_VALUES
+    return spec_of(config, algorithms).use_critic or needs_values
 
 
 def job_path(config: Config) -> str:

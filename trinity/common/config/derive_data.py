@@ -7,6 +7,7 @@ import os
 from trinity.common.config.algorithm_table import AlgorithmSpec
 from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.common.config.fill import Filler
+from trinity.common.config.service import DataJuicerServiceConfig
 from trinity.common.constants import Mode, StorageType
 
 INPUT = "buffer.explorer_input"
@@ -138,8 +139,19 @@ def _derive_pipelines(filler: Filler) -> None:
         path = f"sqlite:///{config.checkpoint_job_dir}/buffer/explorer_output.db"
         key = "data_processor.experience_pipeline.input_save_path"
         filler.default(key, path, "in the job's folder")
+    _derive_service(filler)
     task_pipeline = config.data_processor.task_pipeline
     tasksets = config.buffer.explorer_input.tasksets
     if task_pipeline is not None and task_pipeline.output is None and tasksets:
         why = "the first training taskset"
         filler.put("data_processor.task_pipeline.output", tasksets[0].model_copy(deep=True), why)
+
+
+def _derive_service(filler: Filler) -> None:
+    """Whoever names an operator of Data-Juicer wants its service."""
+    config = filler.config
+    operators = config.data_processor.experience_pipeline.operators
+    is_wanted = any(operator.name == "data_juicer" for operator in operators)
+    if config.service.data_juicer is None and is_wanted:
+        why = "an operator needs it"
+        filler.put("service.data_juicer", DataJuicerServiceConfig(auto_start=True), why)

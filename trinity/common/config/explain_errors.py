@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from trinity.common.config.nearest import nearest
 from trinity.common.config.old_names import REMOVED, is_computed
 from trinity.common.config.root import Config
 from trinity.common.errors import Problem
@@ -104,9 +104,9 @@ def _problem(place: tuple[int | str, ...], item: Any) -> Problem:
 
 def _not_a_choice(key: str, value: object, expected: str) -> Problem:
     choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
-    close = get_close_matches(str(value).lower(), choices, n=1)
+    close = nearest(str(value), choices)
     known = ", ".join(choices)
-    fix = f"Did you mean `{close[0]}`? Known: {known}." if close else f"Use one of: {known}."
+    fix = f"Did you mean `{close}`? Known: {known}." if close else f"Use one of: {known}."
     return Problem(key, "This is none of the known words.", fix, value)
 
 
@@ -128,9 +128,9 @@ def unknown_key(key: str) -> Problem:
     known = list(model.model_fields) if model else []
     section = f"`{parent}`" if parent else "the file"
     message = f"There is no key `{last}` in {section}."
-    close = get_close_matches(last, known, n=1, cutoff=0.6)
+    close = nearest(last, known)
     if close:
-        return Problem(key, message, f"Did you mean `{close[0]}`?")
+        return Problem(key, message, f"Did you mean `{close}`?")
     elsewhere = [path for path in all_keys() if path.rpartition(".")[2] == last]
     if elsewhere:
         return Problem(key, message, f"Move it: `{elsewhere[0]}`.")

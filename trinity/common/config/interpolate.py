@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Any
 
+from trinity.common.config.nearest import nearest
 from trinity.common.errors import Problem
 
+_FORM = "Write ${a.b} for a key and ${oc.env:NAME,default} for an environment variable."
 _VARIABLE = re.compile(r"Environment variable '([^']+)' not found")
 
 
@@ -19,8 +20,31 @@ def resolve(data: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     from omegaconf import OmegaConf
 
     problems: list[Problem] = []
+    data = _without_malformed(data, "", problems)
     resolved = _resolve(OmegaConf.create(_with_verl_root(data)), data, "", problems)
     return resolved, problems
+
+
+def _without_malformed(node: Any, prefix: str, problems: list[Problem]) -> Any:
+    """``node`` with null for text that is no valid reference, such as `${a`."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import GrammarParseError
+
+    if isinstance(node, dict):
+        items = node.items()
+        return {k: _without_malformed(v, f"{prefix}{k}.", problems) for k, v in items}
+    if isinstance(node, list):
+        indexed = enumerate(node)
+        return [_without_malformed(v, f"{prefix}{i}.", problems) for i, v in indexed]
+    if not isinstance(node, str) or "${" not in node:
+        return node
+    try:
+        OmegaConf.create({"text": node})
+    except GrammarParseError:
+        key = prefix.removesuffix(".")
+        problems.append(Problem(key, f"The reference {node} is not closed.", _FORM, node))
+        return None
+    return node
 
 
 def _with_verl_root(data: dict[str, Any]) -> dict[str, Any]:
@@ -93,20 +117,15 @@ def _problem(key: str, text: str, error: Exception, root: Any) -> Problem:
     if "nsupported interpolation type" in said:
         fix = "Use ${oc.env:NAME,default} for environment variables, ${a.b} for keys."
         return Problem(key, f"The reference {text} is of an unknown kind.", fix, text)
-    fix = "Write ${a.b} for a key and ${oc.env:NAME,default} for an environment variable."
-    return Problem(key, f"The reference {text} cannot be read: {said}.", fix, text)
+    return Problem(key, f"The reference {text} cannot be read: {said}.", _FORM, text)
 
 
 def _near(wanted: str, root: Any) -> str:
     from omegaconf import OmegaConf
 
     known = list(_leaves(OmegaConf.to_container(root, resolve=False), ""))
-    close = get_close_matches(wanted, known, n=1)
-    return (
-        f"Did you mean ${{{close[0]}}}?"
-        if close
-        else "Use the full dotted key, such as ${model.model_path}."
-    )
+    close = nearest(wanted, known)
+    return f"Did you mean ${{{close}}}?" if close else "Use the full key: ${model.model_path}."
 
 
 def _leaves(node: Any, prefix: str) -> Iterator[str]:

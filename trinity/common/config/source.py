@@ -108,9 +108,11 @@ def _syntax_problem(text: str, error: yaml.YAMLError) -> Problem:
     lines = text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
     said = getattr(error, "problem", None) or "cannot be read"
+    start = getattr(error, "context_mark", None)
+    since = f", in what began in line {start.line + 1}" if start else ""
     return Problem(
         line.split(":")[0].strip(" \t-#'\""),
-        f"This is not YAML: {said} (column {mark.column + 1}).",
+        f"This is not YAML: {said} (column {mark.column + 1}{since}).",
         _syntax_fix(line, said),
         value=line.strip() or None,
         line=number,

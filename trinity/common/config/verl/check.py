@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Any
 
 from trinity.common.config.case import Case, Check
 from trinity.common.config.fill import value_at
+from trinity.common.config.nearest import nearest
 from trinity.common.config.verl.apply import coerced, our_value
 from trinity.common.config.verl.keys import VERL_KEYS, Use, VerlKey, leaves
 from trinity.common.config.verl.launch_table import IMPORTS
@@ -65,9 +65,9 @@ def _unlisted(key: str, value: Any, is_torch: bool) -> Iterator[Problem]:
     if key in IMPORTS and IMPORTS[key].ours:
         yield _problem(key, "This is set elsewhere.", f"Set `{IMPORTS[key].ours}` instead.", value)
         return
-    close = get_close_matches(key, VERL_KEYS, n=1, cutoff=0.8)
+    close = nearest(key, VERL_KEYS, cutoff=0.8)
     if close:
-        fix = f"Did you mean `{close[0]}`?"
+        fix = f"Did you mean `{close}`?"
     elif key.startswith("actor_rollout_ref.rollout."):
         fix = "Rollouts are set in `explorer.rollout_model`."
     else:
