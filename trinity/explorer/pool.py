@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
+from trinity.common.errors import TrinityError
 from trinity.explorer.runner import WorkflowRunner
 from trinity.explorer.units import Unit, UnitResult
 from trinity.utils import actor
@@ -25,7 +26,7 @@ class UnitOverdue(TimeoutError):
     """A unit is past its deadline, and the second runner with it aboard does not answer."""
 
 
-class NoRunners(Exception):
+class NoRunners(TrinityError):
     """Runners can't be started."""
 
 

@@ -4,20 +4,22 @@ Call and arguments are pickled between this process and children it started itse
 importable there. Children load the plugin folders and end with their parent.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import os
 import pickle
+import select
 import signal
 import struct
+import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from trinity.utils.plugins import load_plugins_from_env
-from trinity.utils.threads import CallTimeout
+from trinity.utils.threads import CallTimeout, DeadlinePool
 
 _START_TIMEOUT_S = 60.0
 _LENGTH = struct.Struct("<Q")
@@ -28,7 +30,8 @@ class ProcessPool:
     """Child processes, started as needed, each making one call at a time."""
 
     def __init__(self, num_processes: int | None = None) -> None:
-        self._free = asyncio.Semaphore(num_processes or min(4, os.cpu_count() or 1))
+        num_processes = num_processes or min(4, os.cpu_count() or 1)
+        self._threads = DeadlinePool(num_processes, "isolated")
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
         weakref.finalize(self, _kill_all, self._all)
@@ -38,20 +41,14 @@ class ProcessPool:
     ) -> Any:
         """What ``call(**kwargs)`` returns or raises in a child.
 
+        If ``call`` has a method ``prepare``, it is called first, before the time counts.
+
         Raises:
             CallTimeout: It was not done after ``timeout_s`` seconds, and the child was killed.
             ConnectionError: The child died.
         """
         request = pickle.dumps((call, dict(kwargs)))
-        async with self._free:
-            child = self._idle.pop() if self._idle else await self._start()
-            try:
-                result, error = await child.call(request, timeout_s)
-            except BaseException:
-                child.kill()
-                self._all.discard(child)
-                raise
-            self._idle.append(child)
+        result, error = await self._threads.run(lambda: self._run(request, timeout_s))
         if error is not None:
             raise error
         return result
@@ -60,50 +57,80 @@ class ProcessPool:
         """Kill all children."""
         _kill_all(self._all)
         self._idle.clear()
+        self._threads.close()
 
-    async def _start(self) -> "_Child":
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            "from trinity.utils.isolate import serve_calls; serve_calls()",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=2**26,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        child = _Child(process)
-        self._all.add(child)
-        return child
+    def _run(self, request: bytes, timeout_s: float) -> tuple[Any, Exception | None]:
+        try:
+            child = self._idle.pop()
+        except IndexError:
+            child = _Child()
+            self._all.add(child)
+        try:
+            outcome = child.call(request, timeout_s)
+        except BaseException:
+            child.kill()
+            self._all.discard(child)
+            raise
+        self._idle.append(child)
+        return outcome
 
 
 class _Child:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    """A process and its two pipes. Blocking: it is used from threads."""
 
-    async def call(self, request: bytes, timeout_s: float) -> tuple[Any, Exception | None]:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from trinity.utils.isolate import serve_calls; serve_calls()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    def call(self, request: bytes, timeout_s: float) -> tuple[Any, Exception | None]:
         assert self._process.stdin is not None
-        self._process.stdin.write(_LENGTH.pack(len(request)) + request)
-        await self._reply(_START_TIMEOUT_S)  # imports done, the call begins
-        return pickle.loads(await self._reply(timeout_s))
-
-    async def _reply(self, timeout_s: float) -> bytes:
-        assert self._process.stdout is not None
         try:
-            async with asyncio.timeout(timeout_s):
-                header = await self._process.stdout.readexactly(_LENGTH.size)
-                return await self._process.stdout.readexactly(_LENGTH.unpack(header)[0])
+            self._process.stdin.write(_LENGTH.pack(len(request)) + request)
+        except BrokenPipeError:
+            raise ConnectionError("its process died") from None
+        self._reply(_START_TIMEOUT_S)  # imports done, the call begins
+        outcome: tuple[Any, Exception | None] = pickle.loads(self._reply(timeout_s))
+        return outcome
+
+    def _reply(self, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        try:
+            (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+            return self._read(length, deadline)
         except TimeoutError:
             raise CallTimeout(f"not done after {timeout_s:g} s, its process was killed") from None
-        except asyncio.IncompleteReadError:
-            raise ConnectionError("its process died") from None
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        parts = []
+        while size:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            part = os.read(pipe, min(size, 2**20))
+            if not part:
+                raise ConnectionError("its process died")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
 
 
 def _kill_all(children: set[_Child]) -> None:
-    for child in children:
+    for child in list(children):
         child.kill()
     children.clear()
 
@@ -118,13 +145,22 @@ def serve_calls() -> None:
     requests = sys.stdin.buffer
     while header := requests.read(_LENGTH.size):
         request = requests.read(_LENGTH.unpack(header)[0])
+        is_ready = False
         try:
             call, kwargs = pickle.loads(request)
+            getattr(call, "prepare", _nothing)()
             _send(answers, b"")
+            is_ready = True
             outcome: tuple[object, Exception | None] = call(**kwargs), None
         except Exception as error:  # goes to the parent
             outcome = None, error
+            if not is_ready:
+                _send(answers, b"")
         _send(answers, _picklable(outcome))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _send(stream: BinaryIO, payload: bytes) -> None:

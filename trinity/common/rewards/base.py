@@ -19,7 +19,8 @@ class RewardFn(ABC):
     it gets all. It returns named parts, whose sum is the reward, or one number; it may be async.
 
     Set ``is_isolated`` if a call may hang in a way that a thread can't be rid of: it then runs
-    in a process of its own, which is killed at the deadline.
+    in a process of its own, which is killed at the deadline. `quick` spares most responses that
+    way.
     """
 
     is_isolated: bool = False
@@ -29,6 +30,13 @@ class RewardFn(ABC):
             raise TypeError(
                 f"{type(self).__name__} takes no arguments, but got {', '.join(sorted(kwargs))}."
             )
+
+    def prepare(self) -> None:  # noqa: B027  # optional
+        """Import what calls need, in their own process (``is_isolated``), off their time."""
+
+    def quick(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as a call where that takes no time and can't hang; None: make the call."""
+        return None
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -47,6 +55,9 @@ REWARD_FUNCTIONS: Registry[type[RewardFn] | RewardFunction] = Registry(
         "math_dapo_reward": "trinity.rewards.dapo.MathDAPORewardFn",
         "tool_call_reward": "trinity.rewards.tool_call.ToolCallRewardFn",
         "exact_match_reward": "trinity.rewards.exact_match.ExactMatchRewardFn",
+        "sudoku_reward": "trinity.rewards.sudoku.SudokuRewardFn",
+        "math_boxed_reward_naive_dapo": "trinity.rewards.dapo.MathDAPORewardFn",
+        "toolcall_reward": "trinity.rewards.tool_call.ToolCallRewardFn",
         "reasoning_gym_reward": "trinity.rewards.reasoning_gym.ReasoningGymRewardFn",
         "combined_reward": "trinity.rewards.combined.CombinedRewardFn",
     },

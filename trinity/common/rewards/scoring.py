@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from trinity.common.errors import TrinityError
 from trinity.common.rewards.base import REWARD_FUNCTIONS, RewardFn, RewardFunction
 from trinity.utils.isolate import ProcessPool
 from trinity.utils.threads import DeadlinePool
@@ -34,7 +35,7 @@ ARGUMENTS = frozenset(
 _NUM_THREADS = 128
 
 
-class RewardError(Exception):
+class RewardError(TrinityError):
     """A response could not be scored. ``is_fatal``: the run is to end with it."""
 
     def __init__(self, message: str, is_fatal: bool = False) -> None:
@@ -124,6 +125,9 @@ class Scorer:
             async with asyncio.timeout(timeout_s):
                 return await self.reward_fn(**wanted)  # type: ignore[misc]  # async by _is_async
         if getattr(self.reward_fn, "is_isolated", False):
+            quick = self.reward_fn.quick(**wanted)  # type: ignore[attr-defined]  # a RewardFn
+            if quick is not None:
+                return quick
             return await _processes().run(self.reward_fn, dict(wanted), timeout_s)
         result = await _threads().run(lambda: self.reward_fn(**wanted), timeout_s)
         if inspect.isawaitable(result):
