@@ -75,6 +75,10 @@ def test_block_validates(name, tmp_path):
         again = derive(once.config)
         assert again.config == once.config
         assert again.notes == []
+        once.config.save(tmp_path / "saved.yaml")
+        saved = validate_file(tmp_path / "saved.yaml", plugin_dirs=[plugins])
+        assert [str(problem) for problem in saved.problems] == []
+        assert saved.config == once.config
 
 
 @pytest.mark.parametrize("name", ["quickstart_0", "align_with_verl_2", "align_with_verl_3"])

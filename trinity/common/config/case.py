@@ -33,6 +33,11 @@ class Case:
         """Whether the user gave ``key``."""
         return is_set(self.given, key)
 
+    def is_changed(self, key: str) -> bool:
+        """Whether the user gave ``key`` a value other than its default."""
+        default = value_at(Config(), key.split("."))
+        return self.is_set(key) and value_at(self.given, key.split(".")) != default
+
     def problem(self, key: str, message: str, fix: str) -> Problem:
         """A problem at ``key``, with the value that stands there."""
         return Problem(key, message, fix, _shown(self.config, key))

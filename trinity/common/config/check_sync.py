@@ -68,7 +68,7 @@ def _fully_async(case: Case) -> Iterator[Problem]:
             message = "Weights change within a step, so an evaluation would belong to no version."
             fix = "Remove `eval_tasksets`, and evaluate the checkpoints with `mode: bench`."
             yield case.problem(key, message, fix)
-    elif case.is_set("explorer.max_inflight_batches"):
+    elif case.is_changed("explorer.max_inflight_batches"):
         message = f"Only `sync_style: fully_async` has several batches under way; this is {style}."
         yield case.problem("explorer.max_inflight_batches", message, "Remove it.")
 

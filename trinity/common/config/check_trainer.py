@@ -20,7 +20,7 @@ def _loss_scale(case: Case) -> Iterator[Problem]:
 def _megatron(case: Case) -> Iterator[Problem]:
     trainer = case.config.trainer
     if trainer.trainer_strategy is not TrainerStrategy.MEGATRON:
-        if case.is_set("trainer.megatron"):
+        if case.is_changed("trainer.megatron"):
             message = f"This is for Megatron, but trainer_strategy is {trainer.trainer_strategy}."
             fix = "Set `trainer_strategy: megatron` with `trainer_type: verl`, or remove it."
             yield Problem("trainer.megatron", message, fix)

@@ -26,11 +26,11 @@ from trinity.common.constants import Mode
 
 @dataclass(frozen=True)
 class Source:
-    """Where a configuration came from, for messages that name a line."""
+    """Where a configuration came from, for messages that name a line. All sources are equal."""
 
-    path: str = ""
-    lines: dict[str, int] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    path: str = field(default="", compare=False)
+    lines: dict[str, int] = field(default_factory=dict, compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def line(self, key: str) -> int | None:
         """Line of ``key``, or of the nearest section around it that the file has."""
