@@ -6,5 +6,14 @@ from trinity.common.models.protocol import (
     SamplingParams,
     WeightTicket,
 )
+from trinity.common.models.settings import ModelSettings
+from trinity.common.models.wrapper import ModelWrapper
 
-__all__ = ["Completion", "InferenceEngine", "SamplingParams", "WeightTicket"]
+__all__ = [
+    "Completion",
+    "InferenceEngine",
+    "ModelSettings",
+    "ModelWrapper",
+    "SamplingParams",
+    "WeightTicket",
+]

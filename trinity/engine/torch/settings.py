@@ -25,6 +25,7 @@ class TorchEngineSettings:
         update_mode: What happens to running requests at a weight update. "pause": they finish on
             the old weights while new ones wait; "keep": they go on with the new weights (each
             token is tagged with its version); "abort": they start again with the new weights.
+        enable_prefix_caching: Keep keys and values of prompts, for prompts that start alike.
         device: Where the model runs.
         trust_remote_code: Run model code that comes with the model folder.
         version: Version of the weights at ``model_path``.
@@ -41,6 +42,7 @@ class TorchEngineSettings:
     kv_cache_bytes: int | None = None
     num_threads: int | None = None
     update_mode: UpdateMode = "pause"
+    enable_prefix_caching: bool = True
     device: str = "cpu"
     trust_remote_code: bool = False
     version: int = 0

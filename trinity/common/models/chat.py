@@ -1,0 +1,92 @@
+"""Chat messages to text and token ids: the only place that applies a chat template."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from trinity.common.models.loading import load_tokenizer
+from trinity.common.models.settings import ModelSettings
+
+Message = Mapping[str, Any]
+Messages = Sequence[Message]
+Tools = Sequence[Mapping[str, Any]]
+
+
+class ChatFormat:
+    """A model's tokenizer and chat template.
+
+    Args:
+        tokenizer: None: loaded from ``settings.model_path`` when first needed.
+    """
+
+    def __init__(
+        self, settings: ModelSettings, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        self._settings = settings
+        self._given = tokenizer
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        if self._given is not None:
+            return self._given
+        return load_tokenizer(self._settings.model_path, self._settings.trust_remote_code)
+
+    def render(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        reply_follows: bool = True,
+        **template_args: object,
+    ) -> str:
+        """The conversation as text.
+
+        A last message of the assistant is the beginning of the reply and stays open.
+
+        Args:
+            reply_follows: Whether the text ends where the assistant's reply begins.
+            template_args: More variables for the template.
+
+        Raises:
+            ValueError: The model has no chat template.
+        """
+        template = self._settings.chat_template or self.tokenizer.chat_template
+        if not template:
+            raise ValueError(
+                f"{self._settings.model_path!r} has no chat template, so it can't chat. Set "
+                "model.custom_chat_template or model.chat_template_path, or use generate()."
+            )
+        if self._settings.enable_thinking is not None:
+            template_args = {"enable_thinking": self._settings.enable_thinking, **template_args}
+        is_open = reply_follows and bool(messages) and messages[-1].get("role") == "assistant"
+        return str(
+            self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                chat_template=self._settings.chat_template,
+                add_generation_prompt=reply_follows and not is_open,
+                continue_final_message=is_open,
+                tokenize=False,
+                **template_args,
+            )
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of text; special tokens written out in it are found."""
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return str(
+            self.tokenizer.decode(
+                list(token_ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
+            )
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        state = self.__dict__.copy()
+        state.pop("tokenizer", None)
+        return state

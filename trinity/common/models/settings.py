@@ -1,0 +1,58 @@
+"""What a `ModelWrapper` is told of its model: plain values that travel to runner processes."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Names, limits and sampling defaults of one model.
+
+    Args:
+        model_path: Folder or hub name; the tokenizer is loaded from it.
+        name: What an OpenAI client calls the model; "" stands for ``model_path``.
+        temperature, top_p, top_k, repetition_penalty, ignore_eos: Sampling defaults, see
+            `SamplingParams`.
+        max_model_len: Tokens of prompt and response together; None: the engine's own limit.
+        max_prompt_tokens: Longest prompt; None: what ``max_model_len`` leaves.
+        max_response_tokens: New tokens of one reply; None: what ``max_model_len`` leaves.
+        min_response_tokens: A reply does not end before that many tokens.
+        enable_prompt_truncation: A prompt that is too long gives masked experiences instead of
+            a `ValueError`.
+        chat_template: Jinja text in place of the tokenizer's own template.
+        enable_thinking: Handed to the template, if not None.
+        enable_history: Keep every reply for `ModelWrapper.extract_experience_from_history`.
+        enable_openai_api: Whether workflows may ask for an OpenAI client.
+        enable_auto_tool_choice: Whether replies to requests with tools are parsed for calls.
+        tool_call_parser: Which form of tool call is parsed ("hermes" ...).
+        reasoning_parser: Which form of reasoning is split off the content ("qwen3" ...).
+        trust_remote_code: Run tokenizer code that comes with the model folder.
+    """
+
+    model_path: str
+    name: str = ""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+    max_model_len: int | None = None
+    max_prompt_tokens: int | None = None
+    max_response_tokens: int | None = None
+    min_response_tokens: int = 0
+    enable_prompt_truncation: bool = True
+    chat_template: str | None = None
+    enable_thinking: bool | None = None
+    enable_history: bool = False
+    enable_openai_api: bool = True
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Tokens of the longest prompt that leaves room for a reply; None: not known here."""
+        limits = [self.max_prompt_tokens]
+        if self.max_model_len is not None:
+            limits.append(self.max_model_len - 1)
+        return min((limit for limit in limits if limit is not None), default=None)
