@@ -62,7 +62,7 @@ class OPMD(AlgorithmType, table="opmd"):
 
     family = "off-policy"
     formula = "A = r - mean; loss = -A lp / (1 + tau)"
-    paper = "arXiv:2505.17826"
+    paper = "arXiv:2509.24203"
     when = "Data that lags behind the policy, without a clip."
 
 
@@ -200,9 +200,7 @@ class GRPOverl(AlgorithmType, table="grpo_verl"):
     family = "group-relative"
     formula = "A = (r - mean) / std; loss = max(-A p, -A clip(p))"
     paper = "arXiv:2402.03300"
-    when = (
-        "A KL penalty in the reward, or the entropy-preserving clipb and clipv (arXiv:2602.03392)."
-    )
+    when = "A KL penalty in the reward, or entropy kept up by clipb or clipv (arXiv:2602.03392)."
 
 
 class SFT(AlgorithmType, table="sft"):

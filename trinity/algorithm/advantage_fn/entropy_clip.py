@@ -33,7 +33,10 @@ def expected_entropy_score(logits_V: Tensor) -> Tensor:
 
 
 class CLIPBAdvantageFn(GRPOAdvantageFn):
-    """Drops tokens of negative advantage with ``S - mean(S) < -mu std(S)`` over the batch.
+    """GRPO that drops tokens of negative advantage with ``S - mean(S) < -mu std(S)``.
+
+    ``S = p (H + log p)`` of the sampled token, with H the entropy of its distribution; mean and std
+    are over the trained tokens of the batch.
 
     Args:
         epsilon: Added to the std of the group.
@@ -60,9 +63,9 @@ class CLIPBAdvantageFn(GRPOAdvantageFn):
 
 
 class CLIPVAdvantageFn(GRPOAdvantageFn):
-    """Drops tokens of advantage 0 or less with ``D > mu std(D)``, where ``D = necs - S``.
+    """GRPO that drops tokens of advantage 0 or less with ``D > mu std(D)``, where ``D = E[S] - S``.
 
-    ``necs`` is `expected_entropy_score` of the token's distribution.
+    S is that of `clipb`, and its mean E[S] is over the vocabulary (``necs`` in the batch).
 
     Args:
         epsilon: Added to the std of the group.

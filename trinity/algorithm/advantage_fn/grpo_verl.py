@@ -18,7 +18,9 @@ def grpo_advantage(groups: Groups, epsilon: float) -> Tensor:
 
 
 class GRPOAdvantageFn(AdvantageFn):
-    """`grpo_advantage` of the summed token rewards, on every trained token.
+    """``A = (r - mean) / (std + epsilon)``, with r the sum of the row's token rewards.
+
+    A group of one has mean 0 and std 1.
 
     Args:
         epsilon: Added to the std.

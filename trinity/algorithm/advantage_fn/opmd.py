@@ -1,6 +1,6 @@
 """OPMD and AsymRE: the reward above a baseline, not scaled.
 
-OPMD: arXiv:2505.17826. AsymRE: arXiv:2506.20520, whose baseline lies below the mean of the rewards.
+OPMD: arXiv:2509.24203, section 2.2. AsymRE: arXiv:2506.20520, whose baseline lies below the mean.
 """
 
 import math
@@ -85,7 +85,7 @@ class OPMDGroupAdvantage(BaselineGroupAdvantage):
 
 
 class OPMDAdvantageFn(BaselineAdvantageFn):
-    """As `OPMDGroupAdvantage`, in the trainer.
+    """As `opmd`, in the trainer.
 
     Args:
         opmd_baseline: ``mean`` or ``logavgexp``.
@@ -117,7 +117,7 @@ class AsymREGroupAdvantage(BaselineGroupAdvantage):
 
 
 class AsymREAdvantageFn(BaselineAdvantageFn):
-    """As `AsymREGroupAdvantage`, in the trainer.
+    """As `asymre`, in the trainer.
 
     Args:
         baseline_shift: Added to the mean; below 0, successes weigh more than failures.

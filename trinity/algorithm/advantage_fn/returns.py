@@ -89,7 +89,9 @@ def finite_rewards(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class PPOAdvantageFn(AdvantageFn):
-    """`gae`, whitened over the trained tokens of the batch; returns are not.
+    """GAE (arXiv:1506.02438), whitened over the trained tokens of the batch; returns are not.
+
+    Time advances on trained tokens only.
 
     Args:
         gamma: Discount per token.

@@ -41,7 +41,7 @@ class DefaultEntropyLossFn(EntropyLossFn):
 
 
 class MixEntropyLossFn(EntropyLossFn):
-    """As `DefaultEntropyLossFn`, of the rows that are not expert data.
+    """As `default`, of the rows that are not expert data.
 
     Args:
         entropy_coef: Weight of the bonus; at 0 the entropy is only a metric.

@@ -68,7 +68,7 @@ class K2Fn(KLFn):
 
 
 class K3Fn(KLFn):
-    """`k3`: unbiased and never negative."""
+    """``exp(ref - lp) - 1 - (ref - lp)``: unbiased and never negative. The gap is cut at 20."""
 
     def calculate_kl(
         self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None
@@ -77,7 +77,7 @@ class K3Fn(KLFn):
 
 
 class LowVarKLFn(KLFn):
-    """`k3` of the gap cut to +-20, itself cut to +-10."""
+    """As `k3` with the gap cut to +-20, and the result to +-10."""
 
     def calculate_kl(
         self, logprob: Tensor, ref_logprob: Tensor, old_logprob: Tensor | None = None
@@ -96,7 +96,7 @@ class AbsFn(KLFn):
 
 
 class CorrectedK3Fn(KLFn):
-    """`k3` weighted by ``clamp(exp(logprob - old_logprob), 0, 2)``.
+    """As `k3`, weighted by ``clamp(exp(logprob - old_logprob), 0, 2)``.
 
     The weight makes the estimate one under the present policy although an older one sampled
     (DeepSeek-V3.2, arXiv:2512.02556, section 3.1), and its gradient is that of the KL.

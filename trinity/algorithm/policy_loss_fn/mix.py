@@ -24,7 +24,7 @@ class MixPolicyLossFn(PolicyLossFn):
 
     Args:
         mu: Weight of the expert part, in [0, 1].
-        clip_range: As in `PPOPolicyLossFn`; so are the next two.
+        clip_range: As in `ppo`; so are the next two.
         clip_range_low: How far below 1 the ratio counts.
         clip_range_high: How far above 1 the ratio counts.
         loss_agg_mode: Of both parts, unless one of the next two is given.
@@ -80,7 +80,7 @@ class MixPolicyLossFn(PolicyLossFn):
 
 
 class MixCHORDPolicyLossFn(PolicyLossFn):
-    """As `MixPolicyLossFn` with ``mu`` by a schedule and the expert tokens weighted by `phi`.
+    """As `mix`, with ``mu`` by a schedule and expert tokens weighted by ``phi = p (1 - p)``.
 
     ``mu`` rises linearly from 0 to its peak, falls along a cosine to its valley, and stays there.
 
@@ -89,8 +89,8 @@ class MixCHORDPolicyLossFn(PolicyLossFn):
         mu_decay_steps: Trainer steps of the fall.
         mu_peak: ``mu`` after the rise.
         mu_valley: ``mu`` after the fall.
-        enable_phi_function: Weight expert tokens by ``p (1 - p)``; False is plain SFT.
-        clip_range: As in `PPOPolicyLossFn`; so are the next two.
+        enable_phi_function: Weight expert tokens by phi; False is plain SFT.
+        clip_range: As in `ppo`; so are the next two.
         clip_range_low: How far below 1 the ratio counts.
         clip_range_high: How far above 1 the ratio counts.
         loss_agg_mode: Of both parts, unless one of the next two is given.

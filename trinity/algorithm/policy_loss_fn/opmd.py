@@ -1,4 +1,4 @@
-"""OPMD: online policy mirror descent in its simplest form (arXiv:2505.17826)."""
+"""OPMD: online policy mirror descent in its simplest form (arXiv:2509.24203, section 2.2)."""
 
 from torch import Tensor
 

@@ -36,7 +36,7 @@ def ppo_token_loss(
 
 
 class PPOPolicyLossFn(PolicyLossFn):
-    """`ppo_token_loss`, averaged.
+    """``max(-A ratio, -A clip(ratio, 1 - low, 1 + high))``; for A < 0 at most ``-A clip_ratio_c``.
 
     Args:
         clip_range: Both sides of the clip, unless one of the next two is given.

@@ -11,6 +11,8 @@ from trinity.algorithm.utils import log_ratio, visible
 class TOPRPolicyLossFn(PolicyLossFn):
     """``-sg(alpha) A logprob``: alpha is 1 on good tokens, the ratio cut to [0, 1] on the others.
 
+    The ratio is that of the token; the paper takes the whole response's.
+
     Args:
         advantage_threshold: Advantages above this are good.
         loss_agg_mode: See `trinity.algorithm.aggregate.aggregate_loss`.

@@ -21,7 +21,7 @@ class DefaultSampleStrategy(SampleStrategy):
 
 
 class WarmupSampleStrategy(DefaultSampleStrategy):
-    """The old name of `DefaultSampleStrategy`; a warm-up is a stage of its own now."""
+    """The old name of `default`; a warm-up is a stage of its own now."""
 
     def __init__(
         self,
