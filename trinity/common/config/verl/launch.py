@@ -211,13 +211,15 @@ class _Import:
         switch, kind = "algorithm.use_kl_in_reward", "algorithm.kl_penalty"
         name = KL_NAMES.get(self._get(kind, "kl"), "k1") if self._get(switch, False) else "none"
         if switch in self.given:
-            keys = (switch, kind) if name != "none" else (switch,)
-            self._put("algorithm.kl_penalty_fn", name, *keys)
-        names = ("kl_coef", "type", "horizon", "target_kl")
-        for key in (f"algorithm.kl_ctrl.{name}" for name in names):
-            if name != "none":
-                self._plain(key)
-            elif key in self.given:
+            sources = (switch, kind) if name != "none" else (switch,)
+            self._put("algorithm.kl_penalty_fn", name, *sources)
+        parts = ("kl_coef", "type", "horizon", "target_kl")
+        keys = [f"algorithm.kl_ctrl.{part}" for part in parts]
+        if name != "none":
+            self._plain(*keys)
+            return
+        for key in (kind, *keys):
+            if key in self.given:
                 self._done.add(key)
                 self.out.left_out.append((key, self.given[key], "there is no KL in the reward"))
 
@@ -348,7 +350,10 @@ class _Import:
         self.out.tree.set("explorer.rollout_model.engine_num", share, note)
         self._put("explorer.rollout_model.tensor_parallel_size", size, key)
         name = f"{_ROLLOUT}.name"
-        if self._get(name, "vllm") not in ("vllm", "hf"):
+        if self._get(name, "vllm") == "vllm":
+            if name in self.given:
+                self._put("explorer.rollout_model.engine_type", "vllm", name)
+        else:
             self.out.left_out.append((name, self.given[name], "vLLM is the engine on GPUs"))
         names = ("gpu_memory_utilization", "dtype", "enforce_eager", "enable_chunked_prefill")
         more = ("max_num_batched_tokens", "max_num_seqs")
@@ -362,11 +367,14 @@ class _Import:
     def _reward_model(self) -> None:
         switch, path = "reward_model.enable", "reward_model.model.path"
         if not self._get(switch, False) or path not in self.given:
-            self._done.add(path)
+            why = "there is no reward model"
+            left = [key for key in (switch, path) if key in self.given]
+            self.out.left_out += [(key, self.given[key], why) for key in left]
+            self._done.update(left)
             return
         self.out.tree.root["explorer"]["auxiliary_models"] = [{}]
         where = "explorer.auxiliary_models.0"
-        self._put(f"{where}.model_path", self.given[path], path)
+        self._put(f"{where}.model_path", self.given[path], path, switch)
         share = max(self._gpus() // _SHARE_OF_ENGINES, 1)
         self.out.tree.set(f"{where}.engine_num", share, "a quarter of all GPUs")
         self.out.tree.set(f"{where}.tensor_parallel_size", 1)
