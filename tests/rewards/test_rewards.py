@@ -70,7 +70,7 @@ def test_format_and_exact_match_and_accuracy():
     [
         ('<tool_call>{"name": "f", "arguments": {"a": 1, "b": "x"}}</tool_call>', 1),
         (
-            '<think>hm</think><tool_call>{"name": "f", "arguments": {"b": "x", "a": 1}}</tool_call>',
+            '<think>m</think><tool_call>{"name": "f", "arguments": {"b": "x", "a": 1}}</tool_call>',
             1,
         ),
         ('[{"name": "f", "arguments": "{\\"a\\": 1, \\"b\\": \\"x\\"}"}]', 1),

@@ -100,3 +100,22 @@ def test_mistakes_are_told_at_the_start():
         make_scorer("math_rewrad", {})
     with pytest.raises(ValueError, match="derive it from RewardFn"):
         make_scorer(dict, {})
+
+
+async def test_quick_rewards_share_a_thread_and_still_fail_alone():
+    def quick(response):
+        if response == "bad":
+            raise ValueError("no")
+        if response == "hang":
+            while True:
+                pass
+        return float(response)
+
+    scorer = Scorer(quick, RewardPolicy(timeout_s=0.3))
+    await scorer.score(response="1")
+    assert scorer._is_quick()
+    texts = ["1", "bad", "3", "hang", "5", "6"]
+    outcomes = await scorer.score_all([{"response": text} for text in texts])
+    values = [o["reward"] if isinstance(o, dict) else str(o) for o in outcomes]
+    assert values[0] == 1 and values[2] == 3 and values[4:] == [5, 6]
+    assert "ValueError: no" in values[1] and "not done after 0.3 s" in values[3]

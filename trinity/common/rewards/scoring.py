@@ -4,15 +4,16 @@ import asyncio
 import inspect
 import math
 import reprlib
+import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from trinity.common.errors import TrinityError
 from trinity.common.rewards.base import REWARD_FUNCTIONS, RewardFn, RewardFunction
 from trinity.utils.isolate import ProcessPool
-from trinity.utils.threads import DeadlinePool
+from trinity.utils.threads import CallTimeout, DeadlinePool
 
 #: What a reward may name in its signature, beside ``**kwargs``.
 ARGUMENTS = frozenset(
@@ -33,6 +34,7 @@ ARGUMENTS = frozenset(
     }
 )
 _NUM_THREADS = 128
+_QUICK_S = 0.001
 
 
 class RewardError(TrinityError):
@@ -103,21 +105,92 @@ class Scorer:
         Raises:
             RewardError: No score after all attempts. Says which reward, why, and on which text.
         """
-        wanted = arguments if self._wanted is None else _pick(arguments, self._wanted)
+        [outcome] = await self.score_all([arguments])
+        if isinstance(outcome, RewardError):
+            raise outcome
+        return outcome
+
+    async def score_all(
+        self, samples: Sequence[Mapping[str, object]]
+    ) -> list[dict[str, float] | RewardError]:
+        """`score` of several samples side by side; an error takes the place of its sample."""
+        wanted = [self._pick(sample) for sample in samples]
+        if len(samples) > 1 and self._is_quick():
+            firsts = await self._call_in_turn(wanted)
+        else:
+            firsts = await asyncio.gather(*map(self._attempt, wanted))
+        if all(isinstance(first, dict) for first in firsts):
+            return cast("list[dict[str, float] | RewardError]", firsts)
+        return await asyncio.gather(*map(self._settle, samples, wanted, firsts))
+
+    async def _settle(
+        self,
+        sample: Mapping[str, object],
+        wanted: Mapping[str, object],
+        outcome: dict[str, float] | Exception,
+    ) -> dict[str, float] | RewardError:
+        """The outcome after the further attempts that the policy allows."""
         attempts = 1 + (self.policy.max_retries if self.policy.on_error == "retry" else 0)
-        for attempt in range(attempts):
-            if attempt:
-                await asyncio.sleep(self.policy.retry_wait_s * 2 ** (attempt - 1))
-            try:
-                return self._weighted(await self._call(wanted))
-            except Exception as raised:  # a user's reward: recorded, never a score
-                error = raised
-        raise RewardError(
-            f"{_name(self.reward_fn)}: {_reason(error)} "
-            f"(attempt {attempts} of {attempts}), on response "
-            f"{_SHORT.repr(arguments.get('response'))}",
+        for attempt in range(1, attempts):
+            if isinstance(outcome, dict):
+                return outcome
+            await asyncio.sleep(self.policy.retry_wait_s * 2 ** (attempt - 1))
+            outcome = await self._attempt(wanted)
+        if isinstance(outcome, dict):
+            return outcome
+        error = RewardError(
+            f"{_name(self.reward_fn)}: {_reason(outcome)} (attempts: {attempts}), on response "
+            f"{_SHORT.repr(sample.get('response'))}",
             is_fatal=self.policy.on_error == "raise",
-        ) from error
+        )
+        error.__cause__ = outcome
+        return error
+
+    def _is_quick(self) -> bool:
+        """Whether calls are so short that a thread for each costs more than they do."""
+        is_blocking = not self._is_async and not getattr(self.reward_fn, "is_isolated", False)
+        return is_blocking and _SECONDS.get(_kind(self.reward_fn), 1.0) < _QUICK_S
+
+    async def _call_in_turn(
+        self, samples: Sequence[Mapping[str, object]]
+    ) -> list[dict[str, float] | Exception]:
+        """First attempts at all samples in one thread; from one that hangs on, each in its own."""
+        results: list[object] = []
+
+        def call_all() -> None:
+            for wanted in samples:
+                try:
+                    results.append(self._call_here(wanted))
+                except Exception as error:  # a user's reward: recorded, never a score
+                    results.append(error)
+
+        late: list[dict[str, float] | Exception] = []
+        try:
+            await _threads().run(call_all, self.policy.timeout_s)
+        except CallTimeout as error:
+            late.append(error)
+        outcomes = [self._checked(result) for result in results[: len(samples)]] + late
+        left = samples[len(outcomes) :]
+        return outcomes + await asyncio.gather(*map(self._attempt, left))
+
+    async def _attempt(self, wanted: Mapping[str, object]) -> dict[str, float] | Exception:
+        try:
+            return self._checked(await self._call(wanted))
+        except Exception as error:  # a user's reward: recorded, never a score
+            return error
+
+    def _checked(self, result: object) -> dict[str, float] | Exception:
+        if isinstance(result, Exception):
+            return result
+        try:
+            return self._weighted(result)
+        except Exception as error:  # a user's reward: recorded, never a score
+            return error
+
+    def _pick(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
+        if self._wanted is None:
+            return arguments
+        return {name: value for name, value in arguments.items() if name in self._wanted}
 
     async def _call(self, wanted: Mapping[str, object]) -> object:
         timeout_s = self.policy.timeout_s
@@ -129,10 +202,16 @@ class Scorer:
             if quick is not None:
                 return quick
             return await _processes().run(self.reward_fn, dict(wanted), timeout_s)
-        result = await _threads().run(lambda: self.reward_fn(**wanted), timeout_s)
+        result = await _threads().run(lambda: self._call_here(wanted), timeout_s)
         if inspect.isawaitable(result):
             async with asyncio.timeout(timeout_s):
                 return await result
+        return result
+
+    def _call_here(self, wanted: Mapping[str, object]) -> object:
+        start = time.perf_counter()
+        result = self.reward_fn(**wanted)
+        _note_seconds(self.reward_fn, time.perf_counter() - start)
         return result
 
     def _weighted(self, result: object) -> dict[str, float]:
@@ -197,10 +276,6 @@ def _instance(entry: type[RewardFn], settings: dict[str, Any]) -> RewardFn:
         raise TypeError(f"reward_fn_args do not fit {entry.__qualname__}: {error}") from error
 
 
-def _pick(arguments: Mapping[str, object], wanted: frozenset[str]) -> dict[str, object]:
-    return {name: value for name, value in arguments.items() if name in wanted}
-
-
 def _number(value: object) -> float | None:
     try:
         number = float(value)  # type: ignore[arg-type]  # checked by trying
@@ -217,6 +292,18 @@ def _reason(error: Exception) -> str:
 def _name(reward_fn: object) -> str:
     return getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)
 
+
+def _kind(reward_fn: object) -> object:
+    return reward_fn if inspect.isroutine(reward_fn) else type(reward_fn)
+
+
+def _note_seconds(reward_fn: object, seconds: float) -> None:
+    kind = _kind(reward_fn)
+    _SECONDS[kind] = 0.8 * _SECONDS.get(kind, seconds) + 0.2 * seconds
+
+
+#: Reward class or function -> running mean of the seconds of a call.
+_SECONDS: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 300

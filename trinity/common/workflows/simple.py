@@ -1,10 +1,10 @@
 """One question, some answers, a reward for each: `SimpleWorkflow`."""
 
-import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.experience import Experience
-from trinity.common.rewards import RewardError, RewardFn, Scorer, make_scorer
+from trinity.common.rewards import RewardFn, Scorer, make_scorer
 from trinity.common.workflows.task import Task
 from trinity.common.workflows.workflow import Workflow
 
@@ -73,11 +73,13 @@ class BaseSimpleWorkflow(Workflow):
             messages.append({"role": "assistant", "content": self.reply_prefix})
         return messages
 
-    async def score(self, experience: Experience, messages: Messages, **more: object) -> None:
-        """Give ``experience`` its reward, or note in its info why it has none.
+    async def score(
+        self, experiences: Experience | Sequence[Experience], messages: Messages, **more: object
+    ) -> None:
+        """Give each experience its reward, or note in its info why it has none.
 
         Args:
-            messages: What the response answers.
+            messages: What the responses answer.
             more: Further or other arguments for the reward, by name.
 
         Raises:
@@ -85,15 +87,17 @@ class BaseSimpleWorkflow(Workflow):
         """
         if self.scorer is None:
             raise ValueError(self._no_reward())
-        try:
-            parts = await self.scorer.score(**self._seen_by_reward(experience, messages), **more)
-        except RewardError as error:
-            if error.is_fatal:
-                raise
-            experience.reward, experience.info[REWARD_ERROR] = None, str(error)
-            return
-        experience.reward = sum(parts.values())
-        experience.metrics |= parts
+        if isinstance(experiences, Experience):
+            experiences = [experiences]
+        seen = [self._seen_by_reward(experience, messages) | more for experience in experiences]
+        for experience, outcome in zip(experiences, await self.scorer.score_all(seen), strict=True):
+            if isinstance(outcome, dict):
+                experience.reward = sum(outcome.values())
+                experience.metrics |= outcome
+            elif outcome.is_fatal:
+                raise outcome
+            else:
+                experience.reward, experience.info[REWARD_ERROR] = None, str(outcome)
 
     def _seen_by_reward(self, experience: Experience, messages: Messages) -> dict[str, object]:
         tokens = experience.tokens[experience.prompt_length :]
@@ -135,5 +139,5 @@ class SimpleWorkflow(BaseSimpleWorkflow):
         answers = await self.model.chat_async(messages, n=self.repeat_times, **self.rollout_args)
         for index, answer in enumerate(answers):
             answer.eid.run = self.run_id_base + index
-        await asyncio.gather(*(self.score(answer, messages) for answer in answers))
+        await self.score(answers, messages)
         return answers
