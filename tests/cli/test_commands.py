@@ -1,0 +1,136 @@
+"""The commands as a user starts them."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.common.config.files import BASE, BLOCKS, with_edits, write
+
+NO_HEAVY_IMPORTS = """
+import sys
+from trinity.cli.launcher import main
+sys.argv = ["trinity", *{arguments!r}]
+try:
+    main()
+except SystemExit as stop:
+    code = stop.code
+heavy = [name for name in ("torch", "ray", "vllm", "transformers") if name in sys.modules]
+sys.stdout.flush()
+assert not heavy, heavy
+sys.exit(code)
+"""
+
+
+def trinity(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    script = NO_HEAVY_IMPORTS.format(arguments=list(arguments))
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path, BASE)
+
+
+def test_help_lists_the_commands_and_is_light():
+    result = trinity("--help")
+    assert result.returncode == 0
+    for name in ("run", "validate", "explain", "schema", "import-verl"):
+        assert name in result.stdout
+
+
+def test_version():
+    assert trinity("--version").stdout.startswith("trinity ")
+
+
+def test_validate_says_yes(file):
+    result = trinity("validate", str(file))
+    assert result.returncode == 0
+    assert "is valid: mode both, grpo" in result.stdout
+
+
+def test_validate_is_fast_and_leaves_nothing_behind(file):
+    before = time.process_time()
+    result = trinity("validate", str(file), cwd=file.parent)
+    assert result.returncode == 0
+    assert time.process_time() - before < 1
+    assert [path.name for path in file.parent.iterdir()] == ["run.yaml"]
+
+
+def test_validate_tells_all_problems_with_lines(tmp_path):
+    path = write(tmp_path, with_edits({"mode": "boht", "buffer.batch_sise": 3}))
+    result = trinity("validate", str(path))
+    assert result.returncode == 2
+    assert "2 problems in" in result.stderr
+    assert "mode = 'boht'" in result.stderr
+    assert "Did you mean `batch_size`?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_validate_takes_overrides_and_plugins(file, tmp_path):
+    taskset = "buffer.explorer_input.taskset.default_workflow_type=mine"
+    assert trinity("validate", str(file), taskset).returncode == 2
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    text = '@WORKFLOWS.register_module("mine")\nclass Mine: ...\nraise RuntimeError("not run")\n'
+    (plugins / "mine.py").write_text(text)
+    result = trinity("validate", str(file), taskset, "--plugin-dir", str(plugins))
+    assert result.returncode == 0
+
+
+def test_validate_notes_old_spellings(tmp_path):
+    path = write(tmp_path, with_edits({"synchronizer.sync_style": "dynamic_by_explorer"}))
+    result = trinity("validate", str(path))
+    assert result.returncode == 0
+    assert "is now called 'explorer_driven'" in result.stderr
+
+
+def test_explain_answers_the_question_on_batch_sizes(file):
+    result = trinity("explain", str(file))
+    assert result.returncode == 0
+    for text in ("buffer.batch_size", "buffer.train_batch_size", "ppo_mini_batch_size", "4 x 8"):
+        assert text in result.stdout
+
+
+def test_explain_estimates_memory_and_checkpoints(tmp_path):
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    path = write(tmp_path, with_edits({"model.model_path": str(tmp_path)}))
+    result = trinity("explain", str(path), "buffer.total_steps=100", "trainer.save_interval=30")
+    assert "actor optimizer" in result.stdout
+    assert "KV cache" in result.stdout
+    assert "checkpoints" in result.stdout
+
+
+def test_explain_shows_every_stage():
+    result = trinity("explain", str(BLOCKS / "quickstart_0.yaml"), "stages=[{stage_name: a}]")
+    assert "<experiment_name>/a" in result.stdout
+
+
+def test_schema_is_json_with_sentences():
+    schema = json.loads(trinity("schema").stdout)
+    assert schema["properties"]["mode"]["description"]
+    taskset = schema["$defs"]["TasksetConfig"]["properties"]["path"]
+    assert "database" in taskset["description"]
+
+
+def test_import_verl_writes_a_valid_file(tmp_path):
+    out = tmp_path / "out.yaml"
+    result = trinity("import-verl", str(BLOCKS / "verl_grpo.sh"), "-o", str(out))
+    assert result.returncode == 0
+    assert "no counterpart: data.truncation=error" in result.stdout
+    assert yaml.safe_load(out.read_text())["algorithm"]["algorithm_type"] == "grpo"
+    assert trinity("validate", str(out)).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["validate", "explain", "import-verl"])
+def test_a_missing_file_is_told_in_one_sentence(command):
+    result = trinity(command, "/no/such/file")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "/no/such/file" in result.stderr

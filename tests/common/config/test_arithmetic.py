@@ -1,0 +1,143 @@
+"""The numbers `trinity explain` shows."""
+
+import json
+
+import pytest
+
+from tests.common.config.files import with_edits
+from trinity.common.config import Config, derive, split_gpus
+from trinity.common.config.arithmetic import arithmetic_of, max_staleness
+from trinity.common.config.gpus import gpu_problems, near_batches
+from trinity.common.config.memory import checkpoint_bytes, engine_memory, trainer_memory
+from trinity.common.config.shape import find_shape, guess_shape, shape_of
+
+QWEN_1_5B = {
+    "hidden_size": 1536,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "intermediate_size": 8960,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+
+def filled(edits):
+    return derive(Config.model_validate(with_edits(edits))).config
+
+
+def numbers(edits):
+    config = filled(edits)
+    cluster = config.cluster
+    return arithmetic_of(config, split_gpus(config, cluster.node_num, cluster.gpu_per_node))
+
+
+def test_a_synchronous_step():
+    got = numbers({})
+    assert (got.tasks, got.samples, got.experiences) == (4, 8, 32)
+    assert (got.prompt_tokens, got.response_tokens) == (4 * 64, 32 * 64)
+    assert (got.train_batch, got.train_tokens) == (32, 32 * 128)
+    assert (got.copies, got.rows_per_gpu, got.micro_batches) == (4, 8, 4)
+    assert (got.steps_per_explorer_step, got.max_staleness) == (1, 0)
+
+
+def test_sequence_parallel_and_row_limited_micro_batches():
+    edits = {
+        "trainer.ulysses_sequence_parallel_size": 2,
+        "trainer.use_dynamic_bsz": False,
+        "trainer.trainer_config": {"actor": {"ppo_micro_batch_size_per_gpu": 3}},
+    }
+    got = numbers(edits)
+    assert (got.copies, got.rows_per_gpu, got.micro_batches) == (2, 16, 6)
+
+
+@pytest.mark.parametrize(
+    ("interval", "offset", "batch", "stale"),
+    [(1, 0, 32, 0), (4, 0, 32, 3), (4, 1, 32, 4), (1, 1, 32, 1), (1, 0, 16, 1), (2, 0, 16, 3)],
+)
+def test_how_stale_data_gets(interval, offset, batch, stale):
+    edits = {
+        "synchronizer": {"sync_interval": interval, "sync_offset": offset},
+        "buffer.train_batch_size": batch,
+    }
+    assert numbers(edits).max_staleness == stale
+
+
+def test_staleness_is_unbounded_in_free_styles_but_for_the_control():
+    edits = {"synchronizer": {"sync_style": "explorer_driven"}}
+    assert max_staleness(filled(edits)) is None
+    edits["algorithm.sample_strategy"] = "staleness_control"
+    edits["algorithm.sample_strategy_args"] = {"max_staleness": 3}
+    assert max_staleness(filled(edits)) == 3
+
+
+def test_gpus_are_split():
+    edits = {
+        "explorer.rollout_model": {"engine_num": 2, "tensor_parallel_size": 2},
+        "explorer.auxiliary_models": [{"model_path": "/j", "data_parallel_size": 2}],
+    }
+    split = split_gpus(filled(edits), 2, 8)
+    assert (split.rollout, split.auxiliary, split.trainer, split.total) == (4, 2, 10, 16)
+    assert gpu_problems(filled(edits), 2, 8)[0].key == "cluster.node_num"
+    shared = split_gpus(filled({"mode": "colocate"}), 1, 4)
+    assert (shared.rollout, shared.trainer) == (1, 4)
+
+
+def test_services_take_no_gpus():
+    edits = {"explorer.auxiliary_models": [{"model_path": "/j", "engine_type": "openai"}]}
+    assert split_gpus(filled(edits), 1, 8).auxiliary == 0
+
+
+def test_batches_that_would_divide():
+    assert near_batches(30, 4, 8) == [24, 32, 40]
+    assert all(size % 3 == 0 for size in near_batches(32, 3, 8))
+
+
+def test_shape_of_a_known_model():
+    shape = shape_of(QWEN_1_5B)
+    assert shape is not None
+    assert shape.parameters == pytest.approx(1.544e9, rel=0.01)
+    assert (shape.kv, shape.query) == (256, 1536)
+
+
+def test_shape_from_a_folder_and_from_a_name(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_1_5B))
+    found = find_shape(str(tmp_path))
+    assert found is not None
+    assert not found.is_guess
+    guessed = guess_shape("Qwen/Qwen2.5-7B-Instruct")
+    assert guessed is not None
+    assert (guessed.parameters, guessed.is_guess) == (7_000_000_000, True)
+    assert guess_shape("SmolLM2-135M").parameters == 135_000_000
+    assert guess_shape("my-model") is None
+
+
+def test_memory_of_a_training_gpu():
+    shape = shape_of(QWEN_1_5B)
+    one = {part.name: part.bytes for part in trainer_memory(filled({}), shape, 1)}
+    four = {part.name: part.bytes for part in trainer_memory(filled({}), shape, 4)}
+    assert one["actor weights"] == 2 * shape.parameters
+    assert one["actor optimizer"] == 12 * shape.parameters
+    assert four["actor optimizer"] == one["actor optimizer"] / 4
+    assert one["reference weights"] == 2 * shape.parameters
+    plain = filled({"algorithm.kl_loss_fn": "none"})
+    assert "reference weights" not in {part.name for part in trainer_memory(plain, shape, 1)}
+    frugal = filled({"trainer.enable_gradient_checkpointing": True})
+    less = {part.name: part.bytes for part in trainer_memory(frugal, shape, 1)}
+    assert less["activations"] < one["activations"] / 4
+
+
+def test_memory_of_a_critic_and_of_an_adapter():
+    shape = shape_of(QWEN_1_5B)
+    ppo = filled({"algorithm": {"algorithm_type": "ppo"}})
+    assert "critic optimizer" in {part.name for part in trainer_memory(ppo, shape, 1)}
+    lora = filled({"model.lora_configs": [{"lora_rank": 8}]})
+    parts = {part.name: part.bytes for part in trainer_memory(lora, shape, 1)}
+    assert parts["actor optimizer"] < shape.parameters * 0.2
+    assert checkpoint_bytes(lora, shape)[0] < checkpoint_bytes(filled({}), shape)[0] / 20
+
+
+def test_memory_of_an_engine_adds_up():
+    model = filled({}).explorer.rollout_model
+    parts = engine_memory(model, shape_of(QWEN_1_5B), 80 * 2**30)
+    assert sum(part.bytes for part in parts) == pytest.approx(72 * 2**30)
