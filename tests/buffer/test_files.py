@@ -47,7 +47,7 @@ def test_a_name_without_a_split_is_train(tmp_path: Path):
 def test_subsets_are_folders(tmp_path: Path):
     tree(tmp_path, "main/train-0.jsonl", "main/test-0.jsonl", "socratic/train-0.jsonl")
     assert names(tmp_path, "train", "main") == ["main/train-0.jsonl"]
-    with pytest.raises(DataError, match="no subset 'mian'. It has: main, socratic") as error:
+    with pytest.raises(DataError, match=r"no subset 'mian'. It has: main, socratic") as error:
         find_files(tmp_path, "train", "mian")
     assert error.value.key == "subset_name"
     with pytest.raises(DataError, match="Name one as subset_name"):
@@ -103,9 +103,9 @@ def test_lines_are_read_when_asked_for(tmp_path: Path):
     assert rows[0] == {"q": "ä"}
     assert rows[4] == {"q": 5}
     assert rows.where(4) == "a.jsonl, line 7"
-    with pytest.raises(BadRowError, match="a.jsonl, line 5: a JSON list, not an object"):
+    with pytest.raises(BadRowError, match=r"a.jsonl, line 5: a JSON list, not an object"):
         rows[2]
-    with pytest.raises(BadRowError, match="a.jsonl, line 6: not JSON"):
+    with pytest.raises(BadRowError, match=r"a.jsonl, line 6: not JSON"):
         rows[3]
 
 
@@ -116,7 +116,7 @@ def test_a_json_array_and_json_lines_in_a_json_file(tmp_path: Path):
     for name in ("array.json", "lines.json"):
         rows = open_rows(str(tmp_path / name))
         assert [rows[i]["q"] for i in range(len(rows))] == [1, 2]
-    with pytest.raises(BadRowError, match="broken.json: not JSON"):
+    with pytest.raises(BadRowError, match=r"broken.json: not JSON"):
         open_rows(str(tmp_path / "broken.json"))
 
 
@@ -152,7 +152,9 @@ def test_tables_are_read_through_datasets(form: str, tmp_path: Path):
 
 def test_a_folder_with_infos_of_another_hub_loads(tmp_path: Path):
     tree(tmp_path, "main/train.jsonl")
-    (tmp_path / "dataset_infos.json").write_text('{"main": {"features": {"q": {"_type": "Value"}}}}')
+    (tmp_path / "dataset_infos.json").write_text(
+        '{"main": {"features": {"q": {"_type": "Value"}}}}'
+    )
     assert open_rows(str(tmp_path), subset="main")[0] == {"q": 1}
 
 
@@ -167,7 +169,8 @@ def test_subsets_that_a_readme_describes(tmp_path: Path):
     tree(tmp_path, "x/one.jsonl", text='{"q": "one"}\n')
     tree(tmp_path, "x/two.jsonl", text='{"q": "two"}\n')
     (tmp_path / "README.md").write_text(
-        "---\nconfigs:\n- config_name: first\n  data_files:\n  - split: train\n    path: x/one.jsonl\n"
+        "---\nconfigs:\n"
+        "- config_name: first\n  data_files:\n  - split: train\n    path: x/one.jsonl\n"
         "- config_name: second\n  data_files:\n  - split: train\n    path: x/two.jsonl\n---\n"
     )
     assert open_rows(str(tmp_path), subset="second")[0] == {"q": "two"}

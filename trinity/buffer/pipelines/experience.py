@@ -1,12 +1,14 @@
 """What happens to the experiences of a step between the explorer and the buffer."""
 
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from trinity.buffer.operators.base import Processor
+from trinity.buffer.reader.base import BufferReader
 from trinity.buffer.writer.base import BufferWriter
 from trinity.common.constants import SELECTOR_METRIC
+from trinity.common.errors import DeadlineError
 from trinity.common.experience import Experience
 from trinity.utils.timer import timed
 
@@ -22,6 +24,7 @@ class ExperiencePipeline:
         operators: In order; a group advantage of the algorithm comes last.
         writer: Where the result goes.
         input_log: Where experiences are kept as the explorer made them; None: nowhere.
+        inputs: Further sources by name. All that is in them when a step comes is added to it.
     """
 
     def __init__(
@@ -29,10 +32,12 @@ class ExperiencePipeline:
         operators: Sequence[Processor],
         writer: BufferWriter,
         input_log: BufferWriter | None = None,
+        inputs: Mapping[str, BufferReader] | None = None,
     ) -> None:
         self.operators = list(operators)
         self.writer = writer
         self.input_log = input_log
+        self._open_inputs = dict(inputs or {})
         self._is_open = False
 
     async def prepare(self) -> None:
@@ -49,7 +54,10 @@ class ExperiencePipeline:
         What `pass_rate_calculator` found stands under its own name, without a prefix.
         """
         times: dict[str, float] = {}
+        further = await self._further()
+        experiences = [*experiences, *(e for exps in further.values() for e in exps)]
         found: dict[str, Any] = {"experience_count": float(len(experiences))}
+        found |= {f"input/{name}": float(len(exps)) for name, exps in further.items()}
         with timed(times, "time/total"):
             if self.input_log is not None:
                 with timed(times, "time/save_input"):
@@ -80,6 +88,20 @@ class ExperiencePipeline:
             await writer.release()
         for operator in self.operators:
             await _call(operator, "close")
+
+    async def _further(self) -> dict[str, list[Experience]]:
+        """What each further source has now; one that has ended is not asked again."""
+        found: dict[str, list[Experience]] = {}
+        for name, reader in list(self._open_inputs.items()):
+            found[name] = []
+            try:
+                while True:
+                    found[name] += await reader.read(1)
+            except DeadlineError:
+                continue
+            except StopAsyncIteration:
+                del self._open_inputs[name]
+        return found
 
     def _writers(self) -> list[BufferWriter]:
         return [writer for writer in (self.writer, self.input_log) if writer is not None]

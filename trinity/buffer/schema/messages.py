@@ -36,7 +36,7 @@ def text_of(row: Row, key: str) -> str:
     """The text at ``key``, which must not be blank."""
     value = value_of(row, key)
     if not isinstance(value, str):
-        raise RowFault(key, f"a {type(value).__name__}, not a text")
+        raise RowFault(key, f"of type {type(value).__name__}, not text")
     if not value.strip():
         raise RowFault(key, "empty")
     return value

@@ -57,7 +57,7 @@ class TaskFormatter:
         for name, key in self.required_keys(self.config.format).items():
             value = value_of(row, key)
             if name == "prompt_key" and not isinstance(value, _PROMPT_TYPES):
-                raise RowFault(key, f"a {type(value).__name__}, not a text")
+                raise RowFault(key, f"of type {type(value).__name__}, not text")
             if value in ("", []) or (isinstance(value, str) and not value.strip()):
                 raise RowFault(key, "empty")
 

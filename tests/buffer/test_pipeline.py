@@ -1,0 +1,177 @@
+import math
+
+import pytest
+
+from tests.buffer.samples import experience, group, tasks_of
+from trinity.algorithm.advantage_fn.grpo import GRPOGroupAdvantage
+from trinity.buffer import ExperiencePipeline
+from trinity.buffer.operators import (
+    EXPERIENCE_OPERATORS,
+    ExperienceOperator,
+    ExperienceOperatorV1,
+    create_operators,
+)
+from trinity.buffer.reader.queue import QueueReader
+from trinity.buffer.storage.queue import QueueStorage
+from trinity.buffer.writer.base import QueueWriter
+from trinity.common.config.data_processor import OperatorConfig
+from trinity.common.constants import SELECTOR_METRIC
+from trinity.common.experience import Experience
+
+
+def operator(name: str, **args) -> ExperienceOperator:
+    return create_operators([OperatorConfig(name=name, args=args)])[0]
+
+
+def rewarded(rewards: dict[int, list[float | None]], **fields) -> list[Experience]:
+    return [
+        experience(task, run, reward=reward, **fields)
+        for task, values in rewards.items()
+        for run, reward in enumerate(values)
+    ]
+
+
+def test_reward_filter():
+    kept, metrics = operator("reward_filter", threshold=0.5).process(
+        rewarded({0: [0.4, 0.5], 1: [None, 1.0]})
+    )
+    assert [e.reward for e in kept] == [0.5, 1.0]
+    assert metrics == {"filtered_count": 2}
+
+
+def test_invalid_rewards():
+    kept, _ = operator("invalid_reward_filter").process(
+        rewarded({0: [None, math.nan, math.inf, 0.0]})
+    )
+    assert [e.reward for e in kept] == [0.0]
+
+
+def test_groups_without_spread_are_dropped():
+    kept, metrics = operator("reward_std_filter", threshold=0.1).process(
+        rewarded({0: [1, 1], 1: [0, 1], 2: [0.5, 0.6], 3: [1]})
+    )
+    assert set(tasks_of(kept)) == {1}
+    assert metrics["operator_filtered_count"] == 5
+    assert metrics["origin_group_advantages/reward_std/max"] == 0.5
+
+
+def test_dynamic_sampling_wants_partly_right_groups():
+    exps = rewarded({0: [1, 1], 1: [0, 0], 2: [0, 1], 3: [1]})
+    kept, metrics = operator("dapo_dynamic_sampling").process(exps)
+    assert set(tasks_of(kept)) == {2}
+    assert metrics == {"filtered_count": 5, "dropped_all_correct": 2, "dropped_all_wrong": 1}
+    for e in exps:
+        e.metrics["accuracy"] = 1.0 - (e.eid.run == 0 and e.eid.task == 0)
+    kept, _ = operator("dapo_dynamic_sampling").process(exps)
+    assert set(tasks_of(kept)) == {0}
+
+
+def test_cut_responses_are_masked():
+    exps = group(2)
+    exps[1].truncate_status = "response_truncated"
+    kept, metrics = operator("mask_response_truncated").process(exps)
+    assert [bool(e.action_mask.any()) for e in kept] == [True, False]
+    assert metrics == {"masked_count": 1}
+
+
+def test_rewards_are_shaped_step_by_step():
+    steps = [
+        {"stats_key": "scores.quality", "op_type": "ADD", "weight": 2},
+        {"stats_key": "length", "op_type": "div"},
+    ]
+    exps = [experience(reward=1.0, info={"scores": {"quality": 0.5}, "length": 4})]
+    [shaped], metrics = operator("reward_shaping_mapper", reward_shaping_configs=steps).process(
+        exps
+    )
+    assert shaped.reward == 0.5
+    assert metrics["reward_diff/mean"] == -0.5
+    with pytest.raises(ValueError, match=r"'scores.quality' is not in the info"):
+        operator("reward_shaping_mapper", reward_shaping_configs=steps).process(group(1))
+
+
+def test_pass_rates_of_tasks():
+    exps = []
+    for index, rewards in enumerate([[1, 1], [0, 1], [0, 0]]):
+        place = {"taskset_id": index // 2, "index": 10 + index}
+        exps += rewarded({index: rewards}, info={"task_index": place})
+    _, metrics = operator("pass_rate_calculator").process(exps)
+    assert metrics[SELECTOR_METRIC] == {
+        0: {"indices": [10, 11], "values": [1.0, 0.5]},
+        1: {"indices": [12], "values": [0.0]},
+    }
+    assert metrics["selection/valid_ratio"] == pytest.approx(1 / 3)
+    assert metrics["selection/<1_ratio"] == pytest.approx(2 / 3)
+
+
+def test_wrong_names_and_arguments_are_named():
+    with pytest.raises(LookupError, match="Did you mean 'reward_filter'"):
+        operator("reward_filtr")
+    with pytest.raises(ValueError, match=r"'reward_filter'.*It takes: threshold"):
+        operator("reward_filter", treshold=1)
+
+
+@EXPERIENCE_OPERATORS.register_module("test_halve")
+class Halve(ExperienceOperatorV1):
+    """Keeps every other experience, with coroutines."""
+
+    log: list[str] = []  # noqa: RUF012
+
+    async def prepare(self) -> None:
+        self.log.append("prepared")
+
+    async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict]:
+        return exps[::2], {"halved": len(exps)}
+
+    async def close(self) -> None:
+        self.log.append("closed")
+
+
+async def test_save_input_operators_advantage_output_in_this_order():
+    raw, output = QueueStorage("raw"), QueueStorage("out")
+    pipeline = ExperiencePipeline(
+        [operator("invalid_reward_filter"), operator("test_halve"), GRPOGroupAdvantage()],
+        QueueWriter(output),
+        QueueWriter(raw),
+    )
+    await pipeline.prepare()
+    exps = rewarded({0: [0.0, None, 1.0, 0.5, 0.2]})
+    metrics = await pipeline.process(exps)
+    await pipeline.close()
+    await pipeline.close()
+    assert len(await raw.get(9, 1)) == 5
+    written = await output.get(9, 1)
+    assert [e.reward for e in written] == [0.0, 0.5]
+    assert [round(float(e.advantages[0]), 3) for e in written] == [-0.707, 0.707]
+    assert await output.get(9, 1) is None
+    assert metrics["experience_pipeline/experience_count"] == 5
+    assert metrics["experience_pipeline/filtered_count"] == 3
+    assert metrics["experience_pipeline/group_advantages/reward_mean/mean"] == 0.25
+    assert metrics["experience_pipeline/time/Halve"] >= 0
+    assert Halve.log == ["prepared", "closed"]
+
+
+async def test_further_sources_are_added_to_a_step():
+    live, ended, output = (QueueStorage(name) for name in ("live", "ended", "out"))
+    await ended.acquire()
+    await live.put(group(2, batch="live"))
+    await ended.put(group(1, batch="ended"))
+    await ended.release()
+    inputs = {"live": QueueReader(live, timeout_s=0), "ended": QueueReader(ended, timeout_s=0)}
+    pipeline = ExperiencePipeline([], QueueWriter(output), inputs=inputs)
+    await pipeline.prepare()
+    metrics = await pipeline.process(group(1))
+    assert metrics["experience_pipeline/input/live"] == 2
+    await live.put(group(1, batch="live"))
+    await pipeline.process([])
+    batches = [e.eid.batch for e in await output.get(5, 1)]
+    assert batches == [1, "live", "live", "ended", "live"]
+
+
+async def test_feedback_for_selectors_stands_under_its_own_name():
+    pipeline = ExperiencePipeline(
+        [operator("pass_rate_calculator")], QueueWriter(QueueStorage("out"))
+    )
+    await pipeline.prepare()
+    place = {"taskset_id": 0, "index": 3}
+    metrics = await pipeline.process([experience(info={"task_index": place})])
+    assert metrics[SELECTOR_METRIC] == {0: {"indices": [3], "values": [1.0]}}
