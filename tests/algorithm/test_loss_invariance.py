@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.algorithm.batches import Evaluation, evaluate, random_batch, with_masked_rows
 from trinity.algorithm import ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
-from trinity.algorithm.additivity import check_additive
+from trinity.algorithm.additivity import adds_up, check_additive
 from trinity.algorithm.aggregate import LOSS_AGG_MODES, aggregate_loss
 from trinity.algorithm.policy_loss_fn.base import PolicyLossFn
 from trinity.algorithm.value_loss import value_loss
@@ -168,3 +168,29 @@ def test_a_custom_field_has_to_be_given_to_the_check():
     assert check_additive(WithCustomField(), extra={"weight": torch.rand(8)})
     with pytest.raises(ValueError, match="'weight'"):
         check_additive(WithCustomField())
+
+
+def test_the_trainer_believes_built_ins_and_checks_plugins():
+    columns = {"logprob": torch.zeros(3, 9), "weight": torch.rand(3)}
+    assert adds_up(POLICY_LOSS_FN.get("ppo")(), columns)
+    assert adds_up(WithCustomField(), columns)
+    assert not adds_up(MeanOfMicroBatch(), columns)
+
+
+class OverTokens(PolicyLossFn):
+    """A loss over a custom field per token."""
+
+    def __call__(self, logprob, action_mask, bonus):
+        return aggregate_loss(-logprob * bonus, action_mask), {}
+
+
+class Declared(MeanOfMicroBatch):
+    """A loss that says itself that it does not add up."""
+
+    additive = False
+
+
+def test_custom_fields_of_a_real_batch_fit_the_check():
+    for width in (2, 9):
+        assert adds_up(OverTokens(), {"bonus": torch.rand(3, width)})
+    assert not adds_up(Declared(), {})

@@ -1,6 +1,6 @@
 """Is a loss a sum over its rows? What the trainer asks before it splits a plugin's batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -35,7 +35,45 @@ def check_additive(
     return all(_is_close(a, b, tolerance) for a, b in zip(whole, split, strict=True))
 
 
+def adds_up(loss_fn: PolicyLossFn, columns: Mapping[str, Tensor]) -> bool:
+    """Whether the trainer may sum shares: a built-in loss's own word, a plugin's only if checked.
+
+    Args:
+        loss_fn: The loss.
+        columns: Tensors of a real batch, of which the custom fields are taken for the check.
+    """
+    if not loss_fn.additive or type(loss_fn).__module__.startswith("trinity."):
+        return loss_fn.additive
+    named = [name for name in loss_fn.inputs() if name in columns]
+    made_up = _made_up()
+    return check_additive(
+        loss_fn, {name: _few(columns[name]) for name in named if name not in made_up}
+    )
+
+
+def _few(column: Tensor) -> Tensor:
+    """Rows of a column as the check's batch has them: 8, and 6 tokens wide if there are tokens."""
+    rows = torch.arange(2 * _UNITS) % len(column)
+    few = column.detach().cpu()[rows]
+    if few.ndim < 2:
+        return few
+    short = max(_TOKENS - few.shape[1], 0)
+    return torch.nn.functional.pad(few[:, :_TOKENS], (0, short))
+
+
 def _random_batch(loss_fn: PolicyLossFn, extra: dict[str, Tensor]) -> dict[str, Tensor]:
+    known = _made_up() | extra
+    unknown = set(_required(loss_fn)) - set(known)
+    if unknown:
+        raise ValueError(
+            f"The loss names {sorted(unknown)}, which no batch has. Known: {sorted(known)}; give "
+            "others as custom fields of the experiences."
+        )
+    return known
+
+
+def _made_up() -> dict[str, Tensor]:
+    """Random tensors by the names that a loss may use."""
     generator = torch.Generator().manual_seed(0)
     num_rows = 2 * _UNITS
 
@@ -46,7 +84,7 @@ def _random_batch(loss_fn: PolicyLossFn, extra: dict[str, Tensor]) -> dict[str, 
     place = torch.arange(num_rows)
     mask = torch.rand(num_rows, _TOKENS, generator=generator) > 0.3
     mask[:, 0] = True
-    known = {
+    return {
         "logprob": logprob,
         "old_logprob": logprob + normal(0.3),
         "ref_logprob": logprob + normal(0.3),
@@ -62,14 +100,7 @@ def _random_batch(loss_fn: PolicyLossFn, extra: dict[str, Tensor]) -> dict[str, 
         "step": torch.zeros(num_rows, dtype=torch.int32),
         "pair_id": place // 2,
         "is_chosen": place % 2 == 0,
-    } | extra
-    unknown = set(_required(loss_fn)) - set(known)
-    if unknown:
-        raise ValueError(
-            f"The loss names {sorted(unknown)}, which no batch has. Known: {sorted(known)}; give "
-            "others as custom fields of the experiences."
-        )
-    return known
+    }
 
 
 def _required(loss_fn: PolicyLossFn) -> list[str]:

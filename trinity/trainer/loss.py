@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from trinity.algorithm.additivity import adds_up
 from trinity.algorithm.entropy_loss_fn import ENTROPY_LOSS_FN
 from trinity.algorithm.entropy_loss_fn.entropy import EntropyLossFn
 from trinity.algorithm.kl_fn import KL_FN
@@ -38,6 +39,7 @@ class Objective:
         self.kl_loss_fn = kl_loss_fn if kl_loss_fn and kl_loss_fn.needs_reference else None
         self.entropy_loss_fn = entropy_loss_fn
         self.loss_agg_mode = loss_agg_mode
+        self._adds_up: bool | None = None
 
     @classmethod
     def from_names(
@@ -79,10 +81,11 @@ class Objective:
         is_optional = "ref_logprob" in self.policy_loss_fn.optional_inputs()
         return self.kl_loss_fn is not None or (in_policy and not is_optional)
 
-    @property
-    def is_additive(self) -> bool:
-        """Whether shares of micro-batches add up to the loss."""
-        return self.policy_loss_fn.additive
+    def adds_up(self, batch: TrainBatch) -> bool:
+        """Whether shares of micro-batches add up to the loss; a plugin's loss is tried out once."""
+        if self._adds_up is None:
+            self._adds_up = adds_up(self.policy_loss_fn, batch.columns())
+        return self._adds_up
 
     @property
     def unit(self) -> Literal["row", "pair"]:

@@ -28,7 +28,7 @@ def backward(
     policy: Policy, batch: TrainBatch, objective: Objective, rule: MicroBatchRule, scope: LossScope
 ) -> dict[str, float]:
     """Add the gradient of ``objective`` to the model's parameters; metrics of the batch."""
-    if objective.is_additive:
+    if objective.adds_up(batch):
         return _backward_by_shares(policy, batch, objective, rule, scope)
     return _backward_in_two_passes(policy, batch, objective, rule, scope)
 
