@@ -8,7 +8,7 @@ from typing import Any
 
 from trinity.common.errors import Problem
 
-_VALUES = {
+VALUES = {
     "synchronizer.sync_method": {"online": "nccl", "offline": "checkpoint"},
     "synchronizer.sync_style": {
         "dynamic_by_explorer": "explorer_driven",
@@ -18,7 +18,7 @@ _VALUES = {
 }
 """Key -> old value -> value of today."""
 
-_KEYS = {
+KEYS = {
     "algorithm.optimizer.warmup_style": "lr_scheduler_type",
     "buffer.explorer_input.taskset.task_selector": "data_selector",
     "buffer.explorer_input.tasksets.*.task_selector": "data_selector",
@@ -28,7 +28,7 @@ _KEYS = {
 }
 """Key pattern -> its last part today."""
 
-_ENGINES = {"external": "openai"}
+ENGINES = {"external": "openai"}
 
 REMOVED = {
     "trainer.trainer_config_path": (
@@ -127,7 +127,7 @@ def _trees(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _rename_values(prefix: str, tree: dict[str, Any], result: Renamed) -> None:
-    for pattern, names in _VALUES.items():
+    for pattern, names in VALUES.items():
         for holder, key, dotted in _find(tree, pattern):
             old = holder[key]
             new = names.get(old.strip().lower()) if isinstance(old, str) else None
@@ -137,7 +137,7 @@ def _rename_values(prefix: str, tree: dict[str, Any], result: Renamed) -> None:
 
 
 def _rename_keys(prefix: str, tree: dict[str, Any], result: Renamed) -> None:
-    for pattern, new in _KEYS.items():
+    for pattern, new in KEYS.items():
         for holder, old, dotted in _find(tree, pattern):
             value = holder.pop(old)
             new_key = f"{prefix}{dotted.rpartition('.')[0]}.{new}"
@@ -158,7 +158,7 @@ def _rename_engines(prefix: str, tree: dict[str, Any], result: Renamed) -> None:
         for holder, key, dotted in _find(tree, f"{model}.engine_type"):
             old = holder[key]
             word = old.strip().lower() if isinstance(old, str) else ""
-            new = "vllm" if word.startswith("vllm") else _ENGINES.get(word)
+            new = "vllm" if word.startswith("vllm") else ENGINES.get(word)
             if new is not None and word != new:
                 holder[key] = new
                 result.warnings.append(f"{prefix}{dotted}: {old!r} is now called {new!r}.")
