@@ -123,6 +123,15 @@ def test_reinforce_is_the_reward():
     assert of("reinforce", [2.0, -1.0])[0] == [2, -1]
 
 
+def test_token_level_rewards_stand_in_for_a_reward():
+    exps = [
+        experience(None, run=i, token_level_reward=rewards)
+        for i, rewards in enumerate([[1.0, 2.0], [0.5, 0.0]])
+    ]
+    assert list(advantages("reinforce", exps)[0].values()) == [3, 0.5]
+    assert list(advantages("step_wise_grpo", exps[:1], epsilon=0.0)[0].values()) == [3]
+
+
 def test_opmd_baselines_by_hand():
     assert of("opmd", [1.0, 0.0, 2.0])[0] == pytest.approx([0, -1, 1])
     tau = 0.5

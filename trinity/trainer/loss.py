@@ -87,6 +87,11 @@ class Objective:
             self._adds_up = adds_up(self.policy_loss_fn, batch.columns())
         return self._adds_up
 
+    def after_step(self, metrics: Mapping[str, float], num_rows: int) -> None:
+        """Move an adaptive KL coefficient by the KL of the optimizer step that was made."""
+        if self.kl_loss_fn is not None and "actor/kl_loss" in metrics:
+            self.kl_loss_fn.update_kl_coef(metrics["actor/kl_loss"], num_rows)
+
     @property
     def unit(self) -> Literal["row", "pair"]:
         """Rows that a micro-batch must not split."""

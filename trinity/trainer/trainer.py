@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from trinity.algorithm.kl_fn.base import KLFn
 from trinity.common.constants import SyncStyle
 from trinity.common.experience import Experience
 from trinity.synchronizer.board import Board
@@ -243,13 +244,29 @@ class Trainer:
             await self._save(is_last=True)
 
     def state_dict(self) -> dict[str, object]:
-        """What ``trainer_meta.json`` keeps: the step and the position in the data."""
-        return {"latest_iteration": self.step, "sample_strategy_state": self.source.state_dict()}
+        """What ``trainer_meta.json`` keeps: step, position in the data, adaptive coefficients."""
+        return {
+            "latest_iteration": self.step,
+            "sample_strategy_state": self.source.state_dict(),
+            "kl_state": {name: kl.state_dict() for name, kl in self._kl_fns().items()},
+        }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on after the step of ``state``; call before `prepare`."""
         self.step = int(state["latest_iteration"])  # type: ignore[call-overload]  # from state_dict
         self.source.load_state_dict(state["sample_strategy_state"])  # type: ignore[arg-type]  # from state_dict
+        kl_state: dict[str, dict[str, float]] = state.get("kl_state", {})  # type: ignore[assignment]  # from state_dict
+        for name, kl in self._kl_fns().items():
+            if name in kl_state:
+                kl.load_state_dict(kl_state[name])
+
+    def _kl_fns(self) -> dict[str, KLFn]:
+        """The KL terms in force, whose coefficients may move."""
+        found = {
+            "loss": self.updater.objective.kl_loss_fn,
+            "penalty": self.preparation.kl_penalty_fn,
+        }
+        return {name: kl for name, kl in found.items() if kl is not None}
 
     async def close(self) -> None:
         """Wait for saves under way and end the engine."""

@@ -63,6 +63,8 @@ class Updater:
             return
         metrics = await self.engine.forward_backward(batch, objective, which=which)
         metrics |= await self.engine.optim_step(which=which)
+        if which == "actor":
+            objective.after_step(metrics, len(batch))
         for name, value in metrics.items():
             found[name].append(value)
 

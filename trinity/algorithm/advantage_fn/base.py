@@ -96,12 +96,20 @@ class GroupAdvantage(Method, ABC):
 
 
 def group_rewards(exps: Sequence[Experience]) -> list[float]:
-    """Rewards of the experiences.
+    """Rewards of the experiences; where one has only ``token_level_reward``, its sum.
 
     Raises:
         ValueError: One is missing, NaN or infinite; the message names its ``eid``.
     """
-    return [finite_reward(experience.reward, experience.eid.uid) for experience in exps]
+    return [reward_of(experience) for experience in exps]
+
+
+def reward_of(experience: Experience) -> float:
+    """The reward of one experience, as `group_rewards`."""
+    reward, by_token = experience.reward, experience.token_level_reward
+    if reward is None and by_token is not None:
+        reward = float(by_token.double().sum())
+    return finite_reward(reward, experience.eid.uid)
 
 
 class AdvantageFn(Method, ABC):

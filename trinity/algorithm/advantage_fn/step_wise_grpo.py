@@ -7,10 +7,11 @@ from trinity.algorithm.advantage_fn.base import (
     GroupAdvantage,
     GroupResult,
     is_live,
+    reward_of,
     update_advantage,
 )
 from trinity.algorithm.advantage_fn.grpo import check_std_level
-from trinity.algorithm.advantage_fn.stats import finite_reward, mean, std
+from trinity.algorithm.advantage_fn.stats import mean, std
 from trinity.common.experience import Experience, group_by
 
 
@@ -87,4 +88,4 @@ class StepWiseGRPOGroupAdvantage(GroupAdvantage):
 
 def run_reward(run: Sequence[Experience]) -> float:
     """Reward of a run in step order: that of its last step."""
-    return finite_reward(run[-1].reward, run[-1].eid.uid)
+    return reward_of(run[-1])

@@ -1,0 +1,40 @@
+"""An adaptive KL coefficient moves with each optimizer step, and comes back after a resume."""
+
+import pytest
+
+from tests.trainer.backends.test_torch_engine import settings
+from tests.trainer.test_trainer import FakeSource, trainer
+from tests.trainer.toy import groups, model_folder
+from trinity.algorithm import KL_FN
+from trinity.trainer.backends.torch.engine import TorchTrainEngine
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.loss import Objective
+from trinity.trainer.update import Updater
+
+ADAPTIVE = {"adaptive": True, "kl_coef": 0.1, "target_kl": 1e-6, "horizon": 100}
+
+
+async def test_the_coefficient_of_the_loss_moves_by_the_kl_of_the_step(tmp_path):
+    batch = TrainBatch.from_experiences(groups())
+    batch = batch.with_columns(ref_logprob=batch["old_logprob"])
+    engine = TorchTrainEngine(settings(model_folder(tmp_path / "model")))
+    await engine.prepare()
+    objective = Objective.from_names("ppo", None, "k2", ADAPTIVE)
+    metrics: dict[str, float] = {}
+    await Updater(engine, objective).update(batch, 1, metrics)
+    assert metrics["actor/kl_loss"] > 1e-5
+    assert metrics["actor/kl_coef"] == pytest.approx(0.1)
+    assert objective.kl_loss_fn is not None
+    assert objective.kl_loss_fn.kl_coef == pytest.approx(0.1 * (1 + 0.2 * len(batch) / 100))
+
+
+def test_the_coefficients_are_part_of_the_trainers_state():
+    subject, resumed = trainer(FakeSource(1)), trainer(FakeSource(1))
+    for one in (subject, resumed):
+        one.preparation.kl_penalty_fn = KL_FN.get("k1")(**ADAPTIVE)
+        one.updater.objective.kl_loss_fn = KL_FN.get("k2")(**ADAPTIVE)
+    subject.preparation.kl_penalty_fn.kl_coef = 0.5
+    subject.updater.objective.kl_loss_fn.kl_coef = 0.25
+    resumed.load_state_dict(subject.state_dict())
+    assert resumed.preparation.kl_penalty_fn.kl_coef == 0.5
+    assert resumed.updater.objective.kl_loss_fn.kl_coef == 0.25
