@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trinity.common.config import Config, GPUSplit, derive, split_gpus
+from trinity.common.config.advice import find_advice
 from trinity.common.config.arithmetic import Arithmetic, arithmetic_of
 from trinity.common.config.gpus import gpus_per_engine
 from trinity.common.config.inference_model import InferenceModelConfig
@@ -58,7 +59,7 @@ def explain_stage(name: str, config: Config, gpu_bytes: float) -> Explanation:
     else:
         _add_memory(explanation, filled, split, shape, gpu_bytes)
         explanation.checkpoints = _checkpoint_rows(filled, shape)
-    explanation.notes += _notes(filled, numbers)
+    explanation.notes += _notes(config, filled)
     return explanation
 
 
@@ -279,17 +280,11 @@ def _size(amount: float) -> str:
     return f"{amount / 1e9:.2f} GB" if amount >= 1e8 else f"{amount / 1e6:.1f} MB"
 
 
-def _notes(config: Config, numbers: Arithmetic) -> list[str]:
-    notes = []
-    if config.mode.pairs and numbers.steps_per_explorer_step < 1:
-        waits = -(-numbers.train_batch // max(numbers.experiences, 1))
-        notes.append(
-            f"A training step takes the experiences of {waits} explorer steps; set "
-            f"buffer.train_batch_size to {numbers.experiences} for one."
-        )
-    longest = config.model.max_model_len or 0
-    if config.mode.trains and longest:
-        held = micro_batch_tokens(config, training_settings(config).actor)
+def _notes(config: Config, filled: Config) -> list[str]:
+    notes = find_advice(config)
+    longest = filled.model.max_model_len or 0
+    if filled.mode.trains and longest:
+        held = micro_batch_tokens(filled, training_settings(filled).actor)
         notes.append(
             f"One pass holds up to {held:,} tokens; the longest experience has {longest:,}."
         )

@@ -15,6 +15,7 @@ def command(
     plugin_dir: list[Path] = PLUGIN_DIR,
 ) -> None:
     """Show all that is wrong with a file. Starts nothing; exit code 2 if anything is."""
+    from trinity.common.config.advice import find_advice
     from trinity.common.config.validate import validate_file
     from trinity.common.errors import ConfigError
 
@@ -23,6 +24,8 @@ def command(
         typer.echo(f"note: {warning}", err=True)
     if problems or config is None:
         raise ConfigError(problems, str(file))
+    for advice in find_advice(config):
+        typer.echo(f"advice: {advice}", err=True)
     stages = ", ".join(stage.stage_name for stage in config.stages)
     what = f"stages {stages}" if stages else f"{config.algorithm.algorithm_type}"
     typer.echo(f"{file} is valid: mode {config.mode}, {what}.")

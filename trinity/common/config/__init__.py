@@ -1,5 +1,6 @@
 """The YAML file of a run: its sections, how it is read, checked and filled in. Loads no torch."""
 
+from trinity.common.config.advice import find_advice
 from trinity.common.config.algorithm import AlgorithmConfig, OptimizerConfig
 from trinity.common.config.base import ConfigModel
 from trinity.common.config.buffer import (
@@ -100,6 +101,7 @@ __all__ = [
     "TrainerInputConfig",
     "TrainingSettings",
     "derive",
+    "find_advice",
     "find_problems",
     "gpu_problems",
     "is_set",

@@ -1,0 +1,35 @@
+"""Doubtful settings are told, and only those."""
+
+import pytest
+
+from tests.common.config.files import with_edits
+from trinity.common.config import Config, find_advice
+
+DOUBTFUL = [
+    ({"buffer.train_batch_size": 64}, "waits for 2"),
+    ({"buffer.train_batch_size": 24}, "no multiple"),
+    (
+        {"trainer.trainer_config": {"actor": {"ppo_micro_batch_size_per_gpu": 2}}},
+        "no effect while trainer.use_dynamic_bsz",
+    ),
+    ({"trainer.max_token_len_per_gpu": 64}, "may not fit"),
+    ({"model.temperature": 0}, "teach nothing"),
+    (
+        {"buffer.trainer_input.experience_buffer": {"replay_buffer": {"enable": True}}},
+        "reuse_cooldown_time",
+    ),
+    ({"explorer.eval_interval": 5}, "no eval_tasksets"),
+    ({"algorithm.advantage_fn": "ppo"}, "critic"),
+]
+
+
+@pytest.mark.parametrize(("edits", "says"), DOUBTFUL)
+def test_a_doubtful_setting_is_told(edits, says):
+    [advice] = find_advice(Config.model_validate(with_edits(edits)))
+    assert says in advice
+    edits = {**edits, "ignore_validator_suggestions": True}
+    assert find_advice(Config.model_validate(with_edits(edits))) == []
+
+
+def test_a_sound_file_gets_none():
+    assert find_advice(Config.model_validate(with_edits({}))) == []

@@ -1,0 +1,111 @@
+"""Settings that would run, but are probably not what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
+from trinity.common.config.case import Case
+from trinity.common.config.derive import derive, spec_of
+from trinity.common.config.derive_data import EXPERIENCES, INPUT
+from trinity.common.config.root import Config
+from trinity.common.config.stages import iterate_stages
+from trinity.common.config.verl.keys import ACTOR, leaves
+
+
+def find_advice(config: Config, algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS) -> list[str]:
+    """One sentence for each doubtful setting; none with `ignore_validator_suggestions`."""
+    if config.ignore_validator_suggestions:
+        return []
+    found: dict[str, None] = {}
+    for _, stage in iterate_stages(config):
+        filled = derive(stage, algorithms).config
+        case = Case(stage, filled, spec_of(stage, algorithms), {})
+        for advise in _ALL:
+            found.update(dict.fromkeys(advise(case)))
+    return list(found)
+
+
+def _batch(case: Case) -> Iterator[str]:
+    config = case.config
+    made = config.buffer.batch_size * (config.algorithm.repeat_times or 1)
+    wanted = config.buffer.train_batch_size
+    if config.mode.pairs and wanted > made:
+        yield (
+            f"buffer.train_batch_size is {wanted}, but an explorer step makes {made} experiences, "
+            f"so a training step waits for {-(-wanted // made)} of them."
+        )
+    elif config.mode.pairs and wanted and made % wanted:
+        yield (
+            f"buffer.train_batch_size is {wanted}, and the {made} experiences of an explorer step "
+            "are no multiple of it: some batches will be smaller."
+        )
+
+
+def _micro_batch(case: Case) -> Iterator[str]:
+    trainer = case.config.trainer
+    key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    if trainer.use_dynamic_bsz and key in leaves(trainer.trainer_config):
+        yield (
+            f"trainer.trainer_config.{key} has no effect while trainer.use_dynamic_bsz is true: "
+            f"micro-batches hold up to {trainer.max_token_len_per_gpu} tokens."
+        )
+
+
+def _long_rows(case: Case) -> Iterator[str]:
+    trainer, longest = case.config.trainer, case.config.model.max_model_len or 0
+    limit = trainer.max_token_len_per_gpu
+    shares = trainer.ulysses_sequence_parallel_size
+    if case.config.mode.trains and limit and limit * shares < longest:
+        yield (
+            f"trainer.max_token_len_per_gpu is {limit}, but one experience can have {longest} "
+            "tokens (model.max_model_len); such a one is a micro-batch by itself and may not fit."
+        )
+
+
+def _greedy(case: Case) -> Iterator[str]:
+    if not case.config.mode.pairs:
+        return
+    for index, taskset in enumerate(case.config.buffer.explorer_input.tasksets):
+        if taskset.rollout_args.temperature == 0 and (taskset.repeat_times or 1) > 1:
+            yield (
+                f"{INPUT}.tasksets.{index} samples at temperature 0, so all samples of a task are "
+                "the same and teach nothing."
+            )
+
+
+def _replay(case: Case) -> Iterator[str]:
+    buffer = case.config.buffer.trainer_input.experience_buffer
+    if buffer is None or not buffer.replay_buffer.enable:
+        return
+    if buffer.replay_buffer.reuse_cooldown_time is None:
+        yield (
+            f"{EXPERIENCES}.replay_buffer is enabled, but without reuse_cooldown_time nothing "
+            "is used again."
+        )
+
+
+def _eval(case: Case) -> Iterator[str]:
+    has_sets = bool(case.config.buffer.explorer_input.eval_tasksets)
+    if case.is_set("explorer.eval_interval") and case.config.mode.pairs and not has_sets:
+        yield "explorer.eval_interval is set, but there are no eval_tasksets."
+
+
+def _critic_of_another(case: Case) -> Iterator[str]:
+    algorithm = case.config.algorithm
+    if algorithm.advantage_fn == "ppo" and not case.spec.use_critic and case.config.mode.trains:
+        yield (
+            f"algorithm.advantage_fn is 'ppo', which needs values: {algorithm.algorithm_type} will "
+            "train a critic along."
+        )
+
+
+_ALL: tuple[Callable[[Case], Iterator[str]], ...] = (
+    _batch,
+    _micro_batch,
+    _long_rows,
+    _greedy,
+    _replay,
+    _eval,
+    _critic_of_another,
+)
