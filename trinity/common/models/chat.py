@@ -1,17 +1,14 @@
 """Chat messages to text and token ids: the only place that applies a chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from trinity.common.models.loading import load_tokenizer
+from trinity.common.models.messages import Messages, Tools, for_template
 from trinity.common.models.settings import ModelSettings
-
-Message = Mapping[str, Any]
-Messages = Sequence[Message]
-Tools = Sequence[Mapping[str, Any]]
 
 
 class ChatFormat:
@@ -39,7 +36,7 @@ class ChatFormat:
         tools: Tools | None = None,
         *,
         reply_follows: bool = True,
-        **template_args: object,
+        **template_args: Any,
     ) -> str:
         """The conversation as text.
 
@@ -63,7 +60,7 @@ class ChatFormat:
         is_open = reply_follows and bool(messages) and messages[-1].get("role") == "assistant"
         return str(
             self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                [for_template(message) for message in messages],
                 tools=[dict(tool) for tool in tools] if tools else None,
                 chat_template=self._settings.chat_template,
                 add_generation_prompt=reply_follows and not is_open,
@@ -72,6 +69,17 @@ class ChatFormat:
                 **template_args,
             )
         )
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokens that were added to the vocabulary: marks of turns and the like."""
+        added = self.tokenizer.added_tokens_decoder
+        return frozenset({*self.tokenizer.all_special_ids, *added})
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of text and the characters [start, end) that each stands for."""
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(found["input_ids"]), [tuple(span) for span in found["offset_mapping"]]
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of text; special tokens written out in it are found."""
@@ -88,5 +96,6 @@ class ChatFormat:
 
     def __getstate__(self) -> dict[str, object]:
         state = self.__dict__.copy()
-        state.pop("tokenizer", None)
+        for cached in ("tokenizer", "special_ids"):
+            state.pop(cached, None)
         return state

@@ -1,9 +1,7 @@
 """`ModelWrapper`: a model as workflows see it. Text and messages in, experiences out."""
 
 import asyncio
-import hashlib
-from collections.abc import Coroutine, Sequence
-from dataclasses import fields
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,24 +9,34 @@ from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from trinity.common.experience import Experience
-from trinity.common.models.chat import ChatFormat, Messages, Tools
-from trinity.common.models.protocol import Completion, InferenceEngine, SamplingParams
+from trinity.common.models.chat import ChatFormat
+from trinity.common.models.masking import mask_messages
+from trinity.common.models.messages import Messages, Tools
+from trinity.common.models.protocol import Completion, InferenceEngine
+from trinity.common.models.replies import (
+    MASKED_TEXT,
+    ChatReply,
+    experience_of,
+    experience_of_row,
+    masked_experience,
+)
+from trinity.common.models.reply_parsers import ParsedReply, parse_reply
+from trinity.common.models.sampling import default_sampling, request_seed, sampling_params
 from trinity.common.models.settings import ModelSettings
+from trinity.common.models.transcript import Prompt, Reply, TokenRow, Transcript
 from trinity.utils.threads import run_sync
 
 T = TypeVar("T")
 
-MASKED_TEXT = "[This experience is masked out due to overlong prompt]"
-
-_SAMPLING = {field.name for field in fields(SamplingParams)}
+TemplateArgs = Mapping[str, Any] | None
 
 
 class ModelWrapper:
     """One model, served by one or more engines.
 
-    Every method that waits has an ``_async`` twin; in a workflow that is not async, call the
-    plain one. A run gets its own clone (`clone_with_isolated_history`), so that state and
-    history of concurrent runs stay apart.
+    Every method that waits has an ``_async`` twin; a workflow that is not async calls the plain
+    one. A run gets its own clone (`clone_with_isolated_history`), so that state and history of
+    concurrent runs stay apart.
 
     Args:
         engines: Engines that serve the same weights; a request goes to the least loaded one.
@@ -52,11 +60,13 @@ class ModelWrapper:
         self._num_calls = 0
         self._state: dict[str, Any] = {}
         self._history: list[Experience] = []
+        self._transcript = Transcript(self._chat)
 
     def clone_with_isolated_history(self) -> "ModelWrapper":
         """The same model for another run: engines and tokenizer shared, state and history new."""
         clone = ModelWrapper(self._engines, self._settings, seed=self._seed)
         clone._chat = self._chat
+        clone._transcript = Transcript(self._chat)
         clone._load = self._load
         return clone
 
@@ -64,27 +74,44 @@ class ModelWrapper:
         """Start a run: call i of it samples with a seed made of (``seed``, i) alone."""
         self._seed, self._num_calls = seed, 0
         self._state, self._history = {}, []
+        self._transcript = Transcript(self._chat)
 
     # Sampling
 
     async def chat_async(
-        self, messages: Messages, *, tools: Tools | None = None, **sampling: Any
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        chat_template_kwargs: TemplateArgs = None,
+        **sampling: Any,
     ) -> list[Experience]:
         """``n`` replies to a conversation.
+
+        A conversation that goes on from replies of this run goes on from their very tokens.
 
         Args:
             messages: In the OpenAI form. A last message of the assistant is continued.
             tools: Handed to the chat template.
+            chat_template_kwargs: More variables for the template.
             sampling: Fields of `SamplingParams`; the rest is as the model's settings say.
         """
-        prompt_ids = self._chat.encode(self._chat.render(messages, tools))
-        return await self._sample(prompt_ids, sampling, self._next_seed())
+        replies = await self.replies(messages, tools, chat_template_kwargs, sampling)
+        return [reply.experience for reply in replies]
 
     def chat(
-        self, messages: Messages, *, tools: Tools | None = None, **sampling: Any
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        chat_template_kwargs: TemplateArgs = None,
+        **sampling: Any,
     ) -> list[Experience]:
         """`chat_async` for a workflow that is not async."""
-        return run_sync(self.chat_async(messages, tools=tools, **sampling))
+        job = self.chat_async(
+            messages, tools=tools, chat_template_kwargs=chat_template_kwargs, **sampling
+        )
+        return run_sync(job)
 
     async def generate_async(
         self, prompts: str | Sequence[str], **sampling: Any
@@ -92,12 +119,11 @@ class ModelWrapper:
         """``n`` continuations of each text, those of the first text first."""
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         jobs = [
-            self._sample(
-                self._chat.encode(text, add_special_tokens=True), sampling, self._next_seed()
-            )
+            self.continuations(self._chat.encode(text, add_special_tokens=True), sampling)
             for text in texts
         ]
-        return [experience for group in await _together(jobs) for experience in group]
+        groups = await asyncio.gather(*jobs)
+        return [experience for group in groups for experience, _ in group]
 
     def generate(self, prompts: str | Sequence[str], **sampling: Any) -> list[Experience]:
         """`generate_async` for a workflow that is not async."""
@@ -108,13 +134,53 @@ class ModelWrapper:
     ) -> Tensor:
         """[len(tokens) - 1] log-probability of each token given those before it."""
         ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
-        heat = self._settings.temperature if temperature is None else temperature
-        found = await self._on_engine(lambda engine: engine.logprobs(ids, heat))
-        return torch.tensor(found, dtype=torch.float32)
+        return torch.tensor(await self._token_logprobs(ids, temperature), dtype=torch.float32)
 
     def logprobs(self, tokens: Sequence[int] | Tensor, temperature: float | None = None) -> Tensor:
         """`logprobs_async` for a workflow that is not async."""
         return run_sync(self.logprobs_async(tokens, temperature))
+
+    async def convert_messages_to_experience_async(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        temperature: float | None = None,
+    ) -> Experience:
+        """A conversation as one experience in which all assistant turns are trained on.
+
+        What follows the last assistant turn is left out. Turns sampled in this run keep their
+        tokens and logprobs; a conversation with other turns is encoded as a whole and its
+        logprobs are computed. One that is longer than ``max_model_len`` - 1 is cut there and
+        marked ``response_truncated``.
+
+        Raises:
+            ValueError: There is no assistant turn, or the chat template hides one.
+        """
+        last = max(
+            (i for i, message in enumerate(messages) if message.get("role") == "assistant"),
+            default=-1,
+        )
+        talk = messages[: last + 1]
+        row = self._transcript.known_row(talk, tools)
+        was_sampled = row is not None
+        if row is None:
+            row = await self._scored_row(talk, tools, temperature)
+        longest = self._settings.max_model_len
+        experience = experience_of_row(self._chat, row, None if longest is None else longest - 1)
+        heat = self._settings.temperature if temperature is None else temperature
+        if heat:
+            experience.info["temperature"] = heat
+        experience.metrics["token_fork"] = float(not was_sampled)
+        return experience
+
+    def convert_messages_to_experience(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        temperature: float | None = None,
+    ) -> Experience:
+        """`convert_messages_to_experience_async` for a workflow that is not async."""
+        return run_sync(self.convert_messages_to_experience_async(messages, tools, temperature))
 
     # What the model is
 
@@ -135,18 +201,9 @@ class ModelWrapper:
         return self._chat.tokenizer
 
     @property
-    def generate_kwargs(self) -> dict[str, object]:
+    def generate_kwargs(self) -> dict[str, Any]:
         """The sampling defaults, as `chat` takes them."""
-        settings = self._settings
-        return {
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "top_k": settings.top_k,
-            "repetition_penalty": settings.repetition_penalty,
-            "max_tokens": settings.max_response_tokens,
-            "min_tokens": settings.min_response_tokens,
-            "ignore_eos": settings.ignore_eos,
-        }
+        return default_sampling(self._settings)
 
     @property
     def model_version_async(self) -> Coroutine[Any, Any, int]:
@@ -156,6 +213,16 @@ class ModelWrapper:
     @property
     def model_version(self) -> int:
         return run_sync(self._version())
+
+    @property
+    def token_counts(self) -> dict[str, int]:
+        """Later turns of this run, and how many of them forked or would have drifted."""
+        transcript = self._transcript
+        return {
+            "turns": transcript.num_turns,
+            "forks": transcript.num_forks,
+            "drifts": transcript.num_drifts,
+        }
 
     async def get_message_token_len(self, messages: Messages) -> int:
         """Tokens of a conversation as a prompt."""
@@ -187,127 +254,156 @@ class ModelWrapper:
         """
         if not self._settings.enable_history:
             raise ValueError(
-                "The history of a model is kept only with enable_history: true "
-                "(explorer.rollout_model.enable_history)."
+                "enable_history is false, so nothing was recorded: set "
+                "explorer.rollout_model.enable_history to true."
             )
         history = list(self._history)
         if clear_history:
             self._history.clear()
         return history
 
+    # For the parts around it
+
+    async def replies(
+        self,
+        messages: Messages,
+        tools: Tools | None,
+        template_args: TemplateArgs,
+        sampling: Mapping[str, Any],
+    ) -> list[ChatReply]:
+        """`chat_async`, with all that an API tells of a reply."""
+        seed = self._next_seed()
+        prompt = self._transcript.prompt(messages, tools, template_args)
+        outcome = await self._continuations(prompt.row.ids, prompt.text, sampling, seed)
+        return [
+            self._reply(messages, tools, template_args, prompt, experience, completion)
+            for experience, completion in outcome
+        ]
+
+    async def continuations(
+        self, prompt_ids: list[int], sampling: Mapping[str, Any]
+    ) -> list[tuple[Experience, Completion | None]]:
+        """Samples of a prompt; without a completion where the prompt is too long."""
+        text = self._chat.decode(prompt_ids)
+        return await self._continuations(prompt_ids, text, sampling, self._next_seed())
+
     # Inside
 
-    async def _sample(
-        self, prompt_ids: list[int], sampling: dict[str, Any], seed: int
-    ) -> list[Experience]:
-        params = self._params(len(prompt_ids), sampling, seed)
+    async def _continuations(
+        self, prompt_ids: list[int], prompt_text: str, sampling: Mapping[str, Any], seed: int
+    ) -> list[tuple[Experience, Completion | None]]:
+        params = sampling_params(self._settings, len(prompt_ids), sampling, seed)
         limit = self._settings.longest_prompt
         if limit is not None and len(prompt_ids) > limit:
-            return self._masked(prompt_ids, limit, params.n)
+            self._refuse_long_prompt(len(prompt_ids), limit)
+            return [
+                (masked_experience(self._chat, prompt_ids, limit), None) for _ in range(params.n)
+            ]
         completions = await self._on_engine(lambda engine: engine.sample(prompt_ids, params))
-        prompt_text = self._chat.decode(prompt_ids)
         experiences = [
-            self._experience(prompt_ids, prompt_text, completion, params)
+            experience_of(self._chat, prompt_ids, prompt_text, completion, params)
             for completion in completions
         ]
         if self._settings.enable_history:
             self._history += experiences
-        return experiences
+        return list(zip(experiences, completions, strict=True))
 
-    def _params(self, prompt_length: int, sampling: dict[str, Any], seed: int) -> SamplingParams:
-        wanted: dict[str, Any] = {"seed": seed, **self.generate_kwargs}
-        wanted |= {name: value for name, value in sampling.items() if value is not None}
-        wanted.pop("logprobs", None)  # an experience has them always
-        unknown = wanted.keys() - _SAMPLING
-        if unknown:
-            raise TypeError(
-                f"Unknown sampling parameters {sorted(unknown)}; known: {sorted(_SAMPLING)}."
-            )
-        if isinstance(wanted.get("stop"), str):
-            wanted["stop"] = (wanted["stop"],)
-        for name in ("stop", "stop_token_ids"):
-            wanted[name] = tuple(wanted.get(name) or ())
-        if self._settings.max_model_len is not None:
-            room = max(self._settings.max_model_len - prompt_length, 1)
-            wanted["max_tokens"] = min(wanted["max_tokens"] or room, room)
-        return SamplingParams(**wanted)
-
-    def _masked(self, prompt_ids: list[int], limit: int, count: int) -> list[Experience]:
-        """Stand-ins for replies to a prompt that is too long; they are never trained on.
-
-        Raises:
-            ValueError: Truncation is off.
-        """
+    def _refuse_long_prompt(self, length: int, limit: int) -> None:
         if not self._settings.enable_prompt_truncation:
             raise ValueError(
-                f"The prompt has {len(prompt_ids)} tokens, more than {limit} "
-                "(max_prompt_tokens and max_model_len). Raise them, or set "
-                "enable_prompt_truncation to leave such prompts out."
+                f"The prompt has {length} tokens, more than {limit} (max_prompt_tokens and "
+                "max_model_len). Raise them, or set enable_prompt_truncation to true to leave "
+                "such prompts out of training."
             )
-        tokens = prompt_ids[: limit + 1]
-        return [
-            Experience(
-                tokens=tokens,
-                logprobs=[0.0],
-                prompt_length=limit,
-                reward=0.0,
-                truncate_status="prompt_truncated",
-                prompt_text=self._chat.decode(tokens[:limit]),
-                response_text=MASKED_TEXT,
-            )
-            for _ in range(count)
-        ]
 
-    def _experience(
+    def _reply(
         self,
-        prompt_ids: list[int],
-        prompt_text: str,
-        completion: Completion,
-        params: SamplingParams,
-    ) -> Experience:
-        info: dict[str, object] = {"finish_reason": completion.finish_reason}
-        if completion.versions:
-            info["model_version"] = completion.versions[0]
-            info["model_version_drift"] = completion.versions[-1] - completion.versions[0]
-        if params.temperature:
-            info["temperature"] = params.temperature
-        return Experience(
-            tokens=[*prompt_ids, *completion.token_ids],
-            logprobs=completion.logprobs,
-            token_versions=completion.versions or None,
-            prompt_length=len(prompt_ids),
-            prompt_text=prompt_text,
-            response_text=self._response_text(completion, params),
-            info=info,
+        messages: Messages,
+        tools: Tools | None,
+        template_args: TemplateArgs,
+        prompt: Prompt,
+        experience: Experience,
+        completion: Completion | None,
+    ) -> ChatReply:
+        if completion is None:
+            message = {"role": "assistant", "content": MASKED_TEXT}
+            return ChatReply(experience, MASKED_TEXT, ParsedReply(MASKED_TEXT), message, None)
+        text = experience.response_text or ""
+        parsed = self._parse(text, tools)
+        message = _message(parsed, self._next_call_id)
+        reply = Reply(
+            messages=[{"role": "assistant", "content": text}, message],
+            row=prompt.row.with_sampled(completion),
+            prompt_text=prompt.text,
+            shown=[parsed.reasoning or "", parsed.content],
+            is_cut=text != self._chat.decode(completion.token_ids, skip_special_tokens=True),
         )
+        self._transcript.record(messages, tools, template_args, reply)
+        if prompt.goes_on:
+            experience.metrics["token_fork"] = float(prompt.is_fork)
+            experience.metrics["token_drift"] = float(prompt.has_drift)
+        return ChatReply(experience, text, parsed, message, completion)
 
-    def _response_text(self, completion: Completion, params: SamplingParams) -> str:
-        text = self._chat.decode(completion.token_ids, skip_special_tokens=True)
-        cuts = [text.find(stop) for stop in params.stop if stop in text]
-        return text[: min(cuts)] if cuts else text
+    def _parse(self, text: str, tools: Tools | None) -> ParsedReply:
+        settings = self._settings
+        wants_calls = bool(tools) and settings.enable_auto_tool_choice
+        parser = (settings.tool_call_parser or "hermes") if wants_calls else None
+        return parse_reply(text, parser, settings.reasoning_parser)
+
+    async def _scored_row(
+        self, messages: Messages, tools: Tools | None, temperature: float | None
+    ) -> TokenRow:
+        """A conversation encoded as a whole, with the logprobs of its assistant turns."""
+        ids, mask, _ = mask_messages(self._chat, messages, tools)
+        longest = self._settings.max_model_len
+        scored = ids if longest is None else ids[: longest - 1]
+        version = await self._version()
+        found = [0.0, *await self._token_logprobs(scored, temperature)]
+        logprobs = [value if is_on else 0.0 for value, is_on in zip(found, mask, strict=False)]
+        logprobs += [0.0] * (len(ids) - len(logprobs))
+        return TokenRow(ids, mask, logprobs, [version if is_on else -1 for is_on in mask])
+
+    async def _token_logprobs(self, ids: list[int], temperature: float | None) -> list[float]:
+        heat = self._settings.temperature if temperature is None else temperature
+        return await self._on_engine(lambda engine: engine.logprobs(ids, heat))
 
     def _next_seed(self) -> int:
         self._num_calls += 1
-        digest = hashlib.blake2b(f"{self._seed}/{self._num_calls}".encode(), digest_size=6)
-        return int.from_bytes(digest.digest(), "big")
+        return request_seed(self._seed, self._num_calls)
+
+    def _next_call_id(self, place: int) -> str:
+        return f"call_{request_seed(self._seed, self._num_calls):012x}_{place}"
 
     async def _version(self) -> int:
-        return min(await _together([engine.version() for engine in self._engines]))
+        return min(await asyncio.gather(*[engine.version() for engine in self._engines]))
 
-    async def _on_engine(self, request: Any) -> Any:
-        """What ``request(engine)`` gives on the least loaded engine, or on the next that lives."""
+    async def _on_engine(self, request: Callable[[InferenceEngine], Awaitable[T]]) -> T:
+        """What ``request`` gives on the least loaded engine, or on the next one that lives."""
         order = sorted(range(len(self._engines)), key=lambda place: self._load[place])
-        for attempt, place in enumerate(order):
+        for attempt, place in enumerate(order, start=1):
             self._load[place] += 1
             try:
                 return await request(self._engines[place])
             except ConnectionError:
-                if attempt + 1 == len(order):
+                if attempt == len(order):
                     raise
             finally:
                 self._load[place] -= 1
         raise ValueError("This model has no engines.")
 
 
-async def _together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    return list(await asyncio.gather(*jobs))
+def _message(parsed: ParsedReply, call_id: Callable[[int], str]) -> dict[str, Any]:
+    """A reply as an OpenAI message."""
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id(place),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for place, call in enumerate(parsed.tool_calls)
+        ]
+    return message

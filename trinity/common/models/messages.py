@@ -1,0 +1,95 @@
+"""Chat messages: the form a template wants, and the key by which a message is known again."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+Message = Mapping[str, Any]
+Messages = Sequence[Message]
+Tools = Sequence[Mapping[str, Any]]
+
+
+def for_template(message: Message) -> dict[str, Any]:
+    """A message as chat templates read it: content as text, arguments of calls as objects."""
+    shown = {key: value for key, value in message.items() if value is not None}
+    shown["content"] = content_text(message)
+    if message.get("tool_calls"):
+        shown["tool_calls"] = [_template_call(call) for call in message["tool_calls"]]
+    return shown
+
+
+def content_text(message: Message) -> str:
+    """The text of a message; parts in the OpenAI form are joined.
+
+    Raises:
+        ValueError: A part is not text.
+    """
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if not isinstance(part, Mapping) or "text" not in part:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ValueError(f"A message has a part of type {kind!r}; only text is understood.")
+        texts.append(str(part["text"]))
+    return "".join(texts)
+
+
+def prefix_keys(messages: Messages, tools: Tools | None, context: object = None) -> list[bytes]:
+    """One key for each beginning of a conversation: ``keys[j]`` stands for ``messages[:j]``.
+
+    What a client may add to or leave out of a message it got (ids of calls, reasoning split off,
+    nulls) is not in the key.
+    """
+    key = blake2b(_json([tools or [], context]), digest_size=16).digest()
+    keys = [key]
+    for message in messages:
+        key = blake2b(key + _json(_essence(message)), digest_size=16).digest()
+        keys.append(key)
+    return keys
+
+
+def _essence(message: Message) -> list[object]:
+    calls = [_essence_of_call(call) for call in message.get("tool_calls") or []]
+    name = message.get("name")
+    return [message.get("role"), content_text(message).strip() if calls else content_text(message),
+            calls, name]  # fmt: skip
+
+
+def _essence_of_call(call: Mapping[str, Any]) -> list[object]:
+    function = call.get("function") or call
+    return [function.get("name"), parsed_arguments(function.get("arguments"))]
+
+
+def parsed_arguments(arguments: object) -> object:
+    """Arguments of a call as an object, if they are JSON."""
+    if isinstance(arguments, str):
+        try:
+            return json.loads(arguments)
+        except ValueError:
+            return arguments
+    return arguments
+
+
+def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {key: value for key, value in call.items() if value is not None}
+    if isinstance(call.get("function"), Mapping):
+        function = dict(call["function"])
+        shown["function"] = {**function, "arguments": parsed_arguments(function.get("arguments"))}
+    elif "arguments" in shown:
+        shown["arguments"] = parsed_arguments(shown["arguments"])
+    return shown
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    return str(value)

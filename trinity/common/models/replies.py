@@ -1,0 +1,111 @@
+"""From completions to experiences: texts, masks, versions and what was cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trinity.common.experience import Experience
+from trinity.common.models.chat import ChatFormat
+from trinity.common.models.protocol import Completion, SamplingParams
+from trinity.common.models.reply_parsers import ParsedReply
+from trinity.common.models.transcript import TokenRow
+
+MASKED_TEXT = "[This experience is masked out due to overlong prompt]"
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """One reply, as experience and as message."""
+
+    experience: Experience
+    text: str
+    parsed: ParsedReply
+    message: dict[str, Any]
+    completion: Completion | None
+    """None for a masked stand-in."""
+
+
+def experience_of(
+    chat: ChatFormat,
+    prompt_ids: Sequence[int],
+    prompt_text: str,
+    completion: Completion,
+    params: SamplingParams,
+) -> Experience:
+    """One sample as an experience. ``info`` tells version, temperature and why it ended."""
+    info: dict[str, Any] = {"finish_reason": completion.finish_reason}
+    if completion.versions:
+        info["model_version"] = completion.versions[0]
+        info["model_version_drift"] = completion.versions[-1] - completion.versions[0]
+    if params.temperature:
+        info["temperature"] = params.temperature
+    return Experience(
+        tokens=[*prompt_ids, *completion.token_ids],
+        logprobs=completion.logprobs,
+        token_versions=completion.versions or None,
+        prompt_length=len(prompt_ids),
+        prompt_text=prompt_text,
+        response_text=text_until_stop(chat, completion, params.stop),
+        info=info,
+    )
+
+
+def text_until_stop(chat: ChatFormat, completion: Completion, stops: Sequence[str]) -> str:
+    """The text of a completion without special tokens, up to the first stop text."""
+    text = chat.decode(completion.token_ids, skip_special_tokens=True)
+    if completion.finish_reason != "stop":
+        return text
+    cuts = [text.rfind(stop) for stop in stops if stop and stop in text]
+    return text[: min(cuts)] if cuts else text
+
+
+def masked_experience(chat: ChatFormat, prompt_ids: Sequence[int], limit: int) -> Experience:
+    """Stands for the reply to a prompt of more than ``limit`` tokens; it is never trained on."""
+    tokens = list(prompt_ids[: limit + 1])
+    return Experience(
+        tokens=tokens,
+        logprobs=[0.0],
+        prompt_length=limit,
+        reward=0.0,
+        truncate_status="prompt_truncated",
+        prompt_text=chat.decode(tokens[:limit]),
+        response_text=MASKED_TEXT,
+    )
+
+
+def experience_of_row(chat: ChatFormat, row: TokenRow, limit: int | None) -> Experience:
+    """A whole conversation as one multi-turn experience; the sampled tokens are trained on.
+
+    Args:
+        limit: Tokens at most; a longer row is cut to that and marked.
+    """
+    first = row.is_sampled.index(True)
+    ids = row.ids if limit is None else row.ids[:limit]
+    if first >= len(ids):
+        return masked_experience(chat, row.ids, len(ids) - 1)
+    end = len(ids)
+    known = [version for version in row.versions[first:end] if version >= 0]
+    versions = _filled(row.versions[first:end]) if known else None
+    info: dict[str, Any] = {}
+    if known:
+        info = {"model_version": known[0], "model_version_drift": known[-1] - known[0]}
+    return Experience(
+        tokens=ids,
+        prompt_length=first,
+        logprobs=row.logprobs[first:end],
+        action_mask=row.is_sampled[first:end],
+        token_versions=versions,
+        truncate_status="response_truncated" if end < len(row.ids) else None,
+        prompt_text=chat.decode(ids[:first]),
+        response_text=chat.decode(ids[first:]),
+        info=info,
+    )
+
+
+def _filled(versions: Sequence[int]) -> list[int]:
+    """Versions with those of context tokens (-1) taken from the sampled token before."""
+    filled, last = [], versions[0]
+    for version in versions:
+        last = version if version >= 0 else last
+        filled.append(last)
+    return filled

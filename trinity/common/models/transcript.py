@@ -1,0 +1,196 @@
+"""The conversations of one run as token ids: later turns go on from what was sampled.
+
+A chat template shows text. Encoding it anew each turn may give other ids than the model sampled,
+so a `Transcript` keeps the ids of every reply and adds only what came after it. Where a template
+shows an earlier turn differently than before, that is impossible: the conversation forks, and
+the prompt is encoded anew.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity.common.models.chat import ChatFormat
+from trinity.common.models.messages import Message, Messages, Tools, prefix_keys
+from trinity.common.models.protocol import Completion
+
+_PROBE = "trinity probe"
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """Token ids with what is known of each: four lists of one length.
+
+    ``is_sampled`` tells the model's own tokens; the others have logprob 0 and version -1.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    is_sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def with_context(self, ids: Sequence[int]) -> "TokenRow":
+        """This row and tokens after it that were not sampled."""
+        count = len(ids)
+        return TokenRow(
+            [*self.ids, *ids],
+            [*self.is_sampled, *[False] * count],
+            [*self.logprobs, *[0.0] * count],
+            [*self.versions, *[-1] * count],
+        )
+
+    def with_sampled(self, completion: Completion) -> "TokenRow":
+        """This row and a reply."""
+        count = len(completion.token_ids)
+        return TokenRow(
+            [*self.ids, *completion.token_ids],
+            [*self.is_sampled, *[True] * count],
+            [*self.logprobs, *completion.logprobs],
+            [*self.versions, *(completion.versions or [-1] * count)],
+        )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation up to where the reply begins.
+
+    Args:
+        text: As the template shows it.
+        goes_on: It contains a reply of this run.
+        is_fork: It contains one, but had to be encoded anew.
+        has_drift: Encoding it anew would have given other ids.
+    """
+
+    row: TokenRow
+    text: str
+    goes_on: bool = False
+    is_fork: bool = False
+    has_drift: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One sampled reply, as it will be looked for in later turns.
+
+    Args:
+        messages: The reply as a message, in each form in which a client may give it back.
+        row: Token ids of prompt and reply.
+        prompt_text: The prompt as the template showed it.
+        shown: Texts of the reply that a template must show, in order, to be true to it. The form
+            in which calls of tools are written is left to the template.
+        is_cut: The tokens hold more than the text (it ended at a stop text).
+    """
+
+    messages: Sequence[Message]
+    row: TokenRow
+    prompt_text: str
+    shown: Sequence[str]
+    is_cut: bool = False
+
+
+class Transcript:
+    """What was sampled in one run, found again by the messages it was for."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._replies: dict[bytes, Reply] = {}
+        self._turn_end: str | None = None
+        self.num_turns = 0
+        self.num_forks = 0
+        self.num_drifts = 0
+
+    def prompt(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """Token ids of a conversation that the model is to reply to."""
+        args = dict(template_args or {})
+        text = self._chat.render(messages, tools, **args)
+        fresh = self._chat.encode(text)
+        found = self._longest_known(messages, tools, args)
+        if found is None:
+            return Prompt(TokenRow().with_context(fresh), text)
+        self.num_turns += 1
+        count, reply = found
+        row = self._continued(reply, text, messages[:count], tools, args)
+        if row is None:
+            self.num_forks += 1
+            return Prompt(TokenRow().with_context(fresh), text, goes_on=True, is_fork=True)
+        has_drift = row.ids != fresh
+        self.num_drifts += has_drift
+        return Prompt(row, text, goes_on=True, has_drift=has_drift)
+
+    def record(
+        self,
+        messages: Messages,
+        tools: Tools | None,
+        template_args: Mapping[str, Any] | None,
+        reply: Reply,
+    ) -> None:
+        """Keep what was sampled in reply to ``messages``."""
+        for message in reply.messages:
+            key = prefix_keys([*messages, message], tools, dict(template_args or {}))[-1]
+            self._replies[key] = reply
+
+    def known_row(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> TokenRow | None:
+        """The ids of a conversation that ends in a reply of this run; None if it does not."""
+        keys = prefix_keys(messages, tools, dict(template_args or {}))
+        reply = self._replies.get(keys[-1])
+        return reply.row if reply else None
+
+    def _longest_known(
+        self, messages: Messages, tools: Tools | None, args: Mapping[str, Any]
+    ) -> tuple[int, Reply] | None:
+        if not self._replies:
+            return None
+        keys = prefix_keys(messages, tools, args)
+        for count in range(len(messages) - 1, 0, -1):
+            reply = self._replies.get(keys[count])
+            if reply is not None:
+                return count, reply
+        return None
+
+    def _continued(
+        self,
+        reply: Reply,
+        text: str,
+        earlier: Messages,
+        tools: Tools | None,
+        args: Mapping[str, Any],
+    ) -> TokenRow | None:
+        """The reply's row and what ``text`` has after it; None if ``text`` shows it differently."""
+        before = self._chat.render(earlier, tools, reply_follows=False, **args)
+        is_true = before.startswith(reply.prompt_text) and text.startswith(before)
+        if reply.is_cut or not is_true or not _shows(before[len(reply.prompt_text) :], reply.shown):
+            return None
+        rest = self._rest_of_turn(reply.row.ids[-1]) + text[len(before) :]
+        return reply.row.with_context(self._chat.encode(rest))
+
+    def _rest_of_turn(self, last_token: int) -> str:
+        """What the template puts after a reply that ended with ``last_token``."""
+        if self._turn_end is None:
+            turns = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+            shown = self._chat.render(turns, reply_follows=False)
+            self._turn_end = shown[shown.rindex(_PROBE) + len(_PROBE) :]
+        last = self._chat.decode([last_token])
+        is_end = bool(last) and last_token in self._chat.special_ids
+        return self._turn_end.removeprefix(last) if is_end else self._turn_end
+
+
+def _shows(text: str, parts: Sequence[str]) -> bool:
+    """Whether ``text`` has the parts in this order."""
+    place = 0
+    for part in parts:
+        wanted = part.strip()
+        found = text.find(wanted, place)
+        if found < 0:
+            return False
+        place = found + len(wanted)
+    return True
