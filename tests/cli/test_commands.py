@@ -107,6 +107,19 @@ def test_explain_estimates_memory_and_checkpoints(tmp_path):
     assert "checkpoints" in result.stdout
 
 
+def test_explain_counts_steps_and_checkpoints_of_a_local_file(tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n' * 40)
+    edits = {
+        "buffer.explorer_input.taskset.path": str(tmp_path / "tasks.jsonl"),
+        "buffer.total_epochs": 3,
+        "trainer.save_interval": 7,
+        "model.model_path": "org/tiny-1b",
+    }
+    result = trinity("explain", str(write(tmp_path, with_edits(edits))))
+    assert "explorer steps of the run" in result.stdout
+    assert any("checkpoints" in line and " 5 " in line for line in result.stdout.splitlines())
+
+
 def test_explain_shows_every_stage():
     result = trinity("explain", str(BLOCKS / "quickstart_0.yaml"), "stages=[{stage_name: a}]")
     assert "<experiment_name>/a" in result.stdout

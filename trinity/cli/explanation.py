@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from trinity.common.config import Config, GPUSplit, derive, split_gpus
 from trinity.common.config.advice import find_advice
@@ -94,6 +95,11 @@ def _step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
         rows += _train_rows(config, numbers)
     if config.mode.pairs:
         rows += _sync_rows(config, numbers)
+    steps = total_steps(config)
+    if steps is not None and config.mode.explores:
+        per_epoch = f"{config.buffer.total_epochs} epochs"
+        why = "buffer.total_steps" if config.buffer.total_steps else per_epoch
+        rows.append(("explorer steps of the run", _number(steps), why))
     return rows
 
 
@@ -254,7 +260,7 @@ def _checkpoint_rows(config: Config, shape: ModelShape) -> list[Row]:
         return []
     state, hf = checkpoint_bytes(config, shape)
     every = config.trainer.save_interval
-    total = config.trainer.total_steps or config.buffer.total_steps
+    total = config.trainer.total_steps or total_steps(config)
     when = f"every {every} steps and at the end" if every else "at the end"
     count = str(_saves(total, every)) if total else when
     kept = config.trainer.max_checkpoints_to_keep
@@ -268,6 +274,26 @@ def _checkpoint_rows(config: Config, shape: ModelShape) -> list[Row]:
         which = "each" if save_hf is SaveHF.ALWAYS else "the last"
         rows.append((f"Hugging Face files of {which}", _size(hf), "2 bytes a weight"))
     return rows
+
+
+def total_steps(config: Config) -> int | None:
+    """Explorer steps of the run; None where the number of tasks is not known here."""
+    if config.buffer.total_steps or not config.mode.explores:
+        return config.buffer.total_steps
+    counts = [_rows(taskset.path or "") for taskset in config.buffer.explorer_input.tasksets]
+    if not counts or None in counts:
+        return None
+    tasks = sum(count for count in counts if count is not None)
+    return tasks * config.buffer.total_epochs // config.buffer.batch_size
+
+
+def _rows(path: str) -> int | None:
+    """Lines of a local jsonl file; None for data of any other kind."""
+    file = Path(path).expanduser()
+    if file.suffix != ".jsonl" or not file.is_file():
+        return None
+    with file.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def _saves(total: int, every: int) -> int:

@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trinity.common.config import load_config
+from trinity.common.config import Config, find_advice
+from trinity.common.config.validate import validate_file
+from trinity.common.errors import ConfigError
 from trinity.launcher.cpu import Replacement, for_cpu
 from trinity.launcher.launch import run_config
 from trinity.launcher.plan import NotEnoughGpusError
@@ -33,11 +35,20 @@ def run(
     plugin_dirs = [str(Path(folder).resolve()) for folder in plugin_dir]
     _make_importable(os.getcwd())
     load_plugins(plugin_dirs or plugin_dirs_from_env())  # they may bring algorithms
-    loaded = load_config(config, overrides)
-    if cpu:
-        loaded, replaced = for_cpu(loaded)
-        if replaced:
-            screen.show(_replacements(replaced))
+    replaced: list[Replacement] = []
+
+    def fit_to_cpu(loaded: Config) -> Config:
+        fitted, changes = for_cpu(loaded)
+        replaced.extend(changes)
+        return fitted
+
+    loaded, problems = validate_file(config, overrides, plugin_dirs, fit_to_cpu if cpu else None)
+    if problems or loaded is None:
+        raise ConfigError(problems, str(config))
+    for note in [*loaded.source.warnings, *find_advice(loaded)]:
+        screen.say(f"note: {note}", style="dim")
+    if replaced:
+        screen.show(_replacements(replaced))
     try:
         return run_config(loaded, plugin_dirs, screen, is_dry=dry_run)
     except NotEnoughGpusError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from trinity.common.config.loader import read_config
 from trinity.common.config.names import known_names
 from trinity.common.config.root import Config
 from trinity.common.errors import Problem
+from trinity.utils.plugins import plugin_dirs_from_env
 
 
 class Verdict(NamedTuple):
@@ -21,13 +22,26 @@ class Verdict(NamedTuple):
 
 
 def validate_file(
-    path: str | Path, overrides: Sequence[str] = (), plugin_dirs: Iterable[str | Path] = ()
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    plugin_dirs: Iterable[str | Path] = (),
+    adapt: Callable[[Config], Config] | None = None,
 ) -> Verdict:
-    """Check a file without Ray, network, GPUs, or a folder being made."""
+    """Check a file without Ray, network, GPUs, or a folder being made.
+
+    Args:
+        path: The YAML file.
+        overrides: ``a.b.c=value`` each.
+        plugin_dirs: Folders whose files register names that the file may use; where there are
+            none, those in ``TRINITY_PLUGIN_DIRS``.
+        adapt: Applied to what was read, before contradictions are looked for.
+    """
     config, problems = read_config(path, overrides)
     if config is not None:
+        config = adapt(config) if adapt else config
         broken = [problem.key for problem in problems]
-        for problem in find_problems(config, known_names(plugin_dirs)):
+        folders = list(plugin_dirs) or plugin_dirs_from_env()
+        for problem in find_problems(config, known_names(folders)):
             if not any(_is_at(problem.key, key) for key in broken if key):
                 problems.append(problem)
     return Verdict(config, sorted(problems, key=lambda problem: problem.line or 0))
