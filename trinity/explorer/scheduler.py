@@ -11,7 +11,7 @@ from trinity.common.experience import Experience, deserialize_many
 from trinity.common.rewards import RewardError
 from trinity.common.workflows import Task
 from trinity.explorer.pool import RunnerLost, RunnerPool, UnitOverdue
-from trinity.explorer.units import RunResult, Unit, UnitResult, in_order, stable_seed
+from trinity.explorer.units import RunResult, Unit, UnitResult, stable_seed
 from trinity.utils.log import get_logger
 from trinity.utils.metrics import summarize
 
@@ -288,7 +288,7 @@ class Scheduler:
         for state in batch.states:
             is_kept = self._is_kept(state)
             if is_kept:
-                kept += state.experiences
+                kept += sorted(state.experiences, key=lambda e: (e.eid.run, e.eid.step))
             counts["finished_task_count"] += is_kept
             counts["cut_task_count"] += state.is_cut
             counts["failed_task_count"] += not is_kept and not state.is_cut
@@ -305,8 +305,7 @@ class Scheduler:
         counts["lost_runner_count"] = self._pool.take_num_lost()
         rows = [row for status in statuses if status.ok for row in status.metrics]
         metrics = summarize(rows, "rollout") | {f"rollout/{k}": float(v) for k, v in counts.items()}
-        places = {state.task.task_id: place for place, state in enumerate(states)}
-        return BatchResult(in_order(kept, places), statuses, metrics)
+        return BatchResult(kept, statuses, metrics)
 
     def _is_kept(self, state: _TaskState) -> bool:
         """A group is kept if enough of its runs gave experiences, and it was not given up."""

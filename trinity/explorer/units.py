@@ -1,10 +1,8 @@
 """What scheduler, pool and runner exchange: units of work and their results."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trinity.common.experience import Experience
 from trinity.common.workflows import Task
 
 
@@ -60,8 +58,3 @@ def stable_seed(*parts: object) -> int:
     """A seed of 62 bits that depends on nothing but the values of ``parts``."""
     text = "\x1f".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 2
-
-
-def in_order(experiences: Sequence[Experience], places: dict[int | str, int]) -> list[Experience]:
-    """Experiences by task (in the order of ``places``), run and step; stable beyond that."""
-    return sorted(experiences, key=lambda e: (places[e.eid.task], e.eid.run, e.eid.step))

@@ -69,6 +69,16 @@ class MathBoxedRewardFn(RewardFn):
         }
 
 
+class MathEvalRewardFn(MathBoxedRewardFn):
+    r"""``accuracy`` 1 or 0 for the last ``\boxed{}``; nothing for the form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def _parts(self, response: str, boxed: str | None, is_right: bool) -> dict[str, float]:
+        return {"accuracy": float(is_right)}
+
+
 def last_boxed(text: str) -> str | None:
     r"""What stands in the last ``\boxed{...}``, braces inside it balanced; None without one."""
     start = text.rfind("\\boxed{")

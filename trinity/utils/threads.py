@@ -17,6 +17,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _GRACE_S = 0.5
+_TURN_S = 0.2
 
 
 class Abandoned(BaseException):
@@ -160,7 +161,10 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
             outcome.put((None, error))
 
     threading.Thread(target=work, daemon=True).start()
-    result, error = outcome.get()
+    while True:
+        with contextlib.suppress(queue.Empty):  # in turns: `Abandoned` strikes between them
+            result, error = outcome.get(timeout=_TURN_S)
+            break
     if error is not None:
         raise error
     return result

@@ -64,11 +64,18 @@ class BaseSimpleWorkflow(Workflow):
         return self.scorer.reward_fn
 
     def format_messages(self) -> Messages:
-        """System prompt (if any), the task, and the reply prefix (if any)."""
-        messages: Messages = []
-        if self.system_prompt:
-            messages.append({"role": "system", "content": self.system_prompt})
-        messages.append({"role": "user", "content": self.task_desc})
+        """System prompt (if any), the task, and the reply prefix (if any).
+
+        A prompt column that holds messages is taken as it is; its own system prompt wins.
+        """
+        asked = self.task_desc
+        messages: Messages = (
+            [dict(message) for message in asked]
+            if isinstance(asked, list)
+            else [{"role": "user", "content": asked}]
+        )
+        if self.system_prompt and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
         if self.reply_prefix:
             messages.append({"role": "assistant", "content": self.reply_prefix})
         return messages
@@ -77,6 +84,8 @@ class BaseSimpleWorkflow(Workflow):
         self, experiences: Experience | Sequence[Experience], messages: Messages, **more: object
     ) -> None:
         """Give each experience its reward, or note in its info why it has none.
+
+        A stand-in for a prompt that was too long has no response; its reward stays 0.
 
         Args:
             messages: What the responses answer.
@@ -89,6 +98,7 @@ class BaseSimpleWorkflow(Workflow):
             raise ValueError(self._no_reward())
         if isinstance(experiences, Experience):
             experiences = [experiences]
+        experiences = [e for e in experiences if e.truncate_status != "prompt_truncated"]
         seen = [self._seen_by_reward(experience, messages) | more for experience in experiences]
         for experience, outcome in zip(experiences, await self.scorer.score_all(seen), strict=True):
             if isinstance(outcome, dict):

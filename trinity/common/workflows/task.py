@@ -49,9 +49,9 @@ class Task:
             self.rollout_args = GenerationConfig(**cast(dict, self.rollout_args))
 
     @property
-    def task_desc(self) -> str | None:
-        """Text of the prompt column; None if the row has none."""
-        return cast("str | None", self.column(self.format_args.prompt_key))
+    def task_desc(self) -> Any:
+        """The prompt column: a text, or a list of messages; None if the row has none."""
+        return self.column(self.format_args.prompt_key)
 
     @property
     def truth(self) -> Any:

@@ -79,14 +79,14 @@ class Workflow:
     @classmethod
     def runs_async(cls) -> bool:
         """Whether `run_async` is what the class means: it is the one overridden last."""
-        sync_at, async_at = _defined_at(cls, "run"), _defined_at(cls, "run_async")
+        sync_at, async_at = defined_at(cls, "run"), defined_at(cls, "run_async")
         return async_at < sync_at or (async_at == sync_at and cls.is_async)
 
     @classmethod
     def repeats_at_once(cls) -> bool:
         """Whether one run stands for all repeats (see ``can_repeat``)."""
-        runs_at = min(_defined_at(cls, "run"), _defined_at(cls, "run_async"))
-        return cls.can_repeat and _defined_at(cls, "can_repeat") <= runs_at
+        runs_at = min(defined_at(cls, "run"), defined_at(cls, "run_async"))
+        return cls.can_repeat and defined_at(cls, "can_repeat") <= runs_at
 
     @property
     def resettable(self) -> bool:
@@ -101,6 +101,6 @@ class Workflow:
         return self.runs_async()
 
 
-def _defined_at(cls: type, name: str) -> int:
+def defined_at(cls: type, name: str) -> int:
     """How many classes up from ``cls`` the attribute is defined."""
     return next(depth for depth, base in enumerate(cls.__mro__) if name in vars(base))

@@ -1,0 +1,1 @@
+"""Workflows that learn from a teacher's probabilities."""

@@ -1,0 +1,1 @@
+"""Environments to act in: one folder each, with the package it needs as an extra."""

@@ -1,0 +1,1 @@
+"""FrozenLake of `gymnasium`, played in words."""

@@ -1,0 +1,1 @@
+"""Workflows whose reward is the judgement of a model."""

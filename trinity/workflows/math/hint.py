@@ -1,0 +1,38 @@
+"""`math_hint_workflow`: ask, and hint after a wrong answer. For tasks with a checkable answer."""
+
+from typing import ClassVar
+
+from trinity.common.experience import Experience
+from trinity.common.workflows import REWARD_ERROR, SimpleWorkflow
+
+_HINT = "That is not right. Check each step, then answer again inside \\boxed{}."
+
+
+class MathHintWorkflow(SimpleWorkflow):
+    """Up to ``workflow_args.max_turns`` attempts, with a hint after each wrong one.
+
+    Every turn is one experience (`eid.step` counts them). All carry the reward of the last
+    answer: a first attempt that a hint rescued is credited like a right one.
+    """
+
+    default_reward_fn: ClassVar[str] = "math_boxed_reward"
+
+    async def run_async(self) -> list[Experience]:
+        messages = self.format_messages()
+        turns: list[Experience] = []
+        for step in range(self.task.workflow_args.get("max_turns", 2)):
+            [turn] = await self.model.chat_async(messages, n=1, **self.rollout_args)
+            turn.eid.step = step
+            turns.append(turn)
+            await self.score(turn, messages)
+            if turn.reward is None or turn.reward > 0:
+                break
+            messages += [
+                {"role": "assistant", "content": turn.response_text},
+                {"role": "user", "content": _HINT},
+            ]
+        for earlier in turns[:-1]:
+            earlier.reward, earlier.metrics = turn.reward, dict(turn.metrics)
+            if turn.reward is None:
+                earlier.info[REWARD_ERROR] = turn.info[REWARD_ERROR]
+        return turns
