@@ -1,0 +1,104 @@
+"""A Ray cluster on this machine for the time of one run, with no process it does not need.
+
+`ray.init` would start an autoscaler, a dashboard server and a log forwarder beside it. A run asks
+nothing of them; they cost 160 MB of memory and two seconds, so Ray's own node class is used
+without them. Should a release of Ray move that class, `ray.init` starts the whole set.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from trinity.launcher.ray_token import own_token
+
+_OBJECT_STORE_SHARE = 0.25
+_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY_SHARE = 0.9  # Ray moves the store to disk if it asks for more
+_MIN_OBJECT_STORE = 100 * 2**20
+
+
+def start_local_ray(options: Mapping[str, Any], has_timeline: bool = False) -> Callable[[], None]:
+    """Start a cluster of this machine and join it; gives what leaves and ends it.
+
+    Args:
+        options: Of `ray.init`, but for the address.
+        has_timeline: Record what every actor did when (`ray.timeline`), which costs memory.
+
+    Raises:
+        Exception: Whatever Ray raises if it can't start; nothing is left running.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with ExitStack() as undo:
+        undo.enter_context(own_token())
+        try:
+            node = _lean_node(_system_config(has_timeline))
+        except (ImportError, AttributeError, TypeError):
+            _start_whole_set(options, _system_config(has_timeline))
+        else:
+            undo.callback(
+                node.kill_all_processes, check_alive=False, allow_graceful=True, wait=True
+            )
+            ray.init(address=node.address, **options)
+        undo.callback(ray.shutdown)
+        return undo.pop_all().close
+
+
+def _system_config(has_timeline: bool) -> dict[str, object]:
+    config: dict[str, object] = {
+        "prestart_worker_first_driver": False,
+        "enable_metrics_collection": False,
+    }
+    return config if has_timeline else {**config, "task_events_report_interval_ms": 0}
+
+
+def _start_whole_set(options: Mapping[str, Any], system_config: dict[str, object]) -> None:
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=_object_store_bytes(),
+        _system_config=system_config,
+        **options,
+    )
+
+
+def _lean_node(system_config: dict[str, object]) -> Any:
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    class LeanNode(Node):
+        """A head node without a dashboard server."""
+
+        def __init__(self, parameters: RayParams) -> None:
+            try:
+                super().__init__(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True)
+            except BaseException:
+                if hasattr(self, "all_processes"):
+                    self.kill_all_processes(check_alive=False, wait=True)
+                raise
+
+        def start_api_server(self, **_: object) -> None: ...
+
+    parameters: dict[str, Any] = {
+        "object_store_memory": _object_store_bytes(),
+        "include_dashboard": False,
+        "include_log_monitor": False,
+        "no_monitor": True,
+        "_system_config": system_config,
+    }
+    return LeanNode(RayParams(**parameters))
+
+
+def _object_store_bytes() -> int:
+    """A quarter of the free memory, as far as it fits into shared memory. Used pages only count."""
+    wanted = int(psutil.virtual_memory().available * _OBJECT_STORE_SHARE)
+    if _SHARED_MEMORY.is_dir():
+        room = int(shutil.disk_usage(_SHARED_MEMORY).free * _SHARED_MEMORY_SHARE)
+        if room >= _MIN_OBJECT_STORE:
+            wanted = min(wanted, room)
+    return max(wanted, _MIN_OBJECT_STORE)
