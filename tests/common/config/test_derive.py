@@ -90,6 +90,7 @@ def test_lengths(given, expected):
 def test_batch_of_a_training_step():
     assert filled({"buffer.batch_size": 5}).buffer.train_batch_size == 40
     assert filled({"buffer.train_batch_size": 7}).buffer.train_batch_size == 7
+    assert filled({"mode": "train"}).buffer.train_batch_size == 32
     assert why({}, "buffer.train_batch_size") == "batch_size 4 * repeat_times 8"
 
 

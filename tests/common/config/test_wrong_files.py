@@ -287,6 +287,20 @@ WRONG = [
         "`wandb`",
         {"monitor.monitor_type": "wandb"},
     ),
+    Wrong(
+        "operator",
+        {"data_processor.experience_pipeline": {"operators": [{"name": "reward_filtr"}]}},
+        "data_processor.experience_pipeline.operators.0.name",
+        "`reward_filter`",
+        {"data_processor.experience_pipeline": {"operators": [{"name": "reward_filter"}]}},
+    ),
+    Wrong(
+        "priority function",
+        {EXPERIENCES: {"replay_buffer": {"enable": True, "priority_fn": "linear_decai"}}},
+        f"{EXPERIENCES}.replay_buffer.priority_fn",
+        "`linear_decay`",
+        {f"{EXPERIENCES}.replay_buffer.priority_fn": "linear_decay"},
+    ),
     # Old and computed keys
     Wrong(
         "removed file",

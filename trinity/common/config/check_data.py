@@ -154,6 +154,8 @@ def _queue(case: Case) -> Iterator[Problem]:
         message = f"One training step reads {needed} experiences (buffer.train_batch_size)."
         fix = f"Set it to {2 * needed} or more."
         yield case.problem(f"{EXPERIENCES}.capacity", message, fix)
+    if buffer.replay_buffer.enable:
+        yield from case.unknown(f"{EXPERIENCES}.replay_buffer.priority_fn", "PRIORITY_FUNC")
     if buffer.replay_buffer.enable and not is_queue:
         message = f"Only a queue replays; this buffer is `{buffer.storage_type}`."
         fix = "Set `storage_type: queue`, or remove it."

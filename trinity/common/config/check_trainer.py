@@ -51,4 +51,11 @@ def _offload(case: Case) -> Iterator[Problem]:
         yield case.problem("trainer.grad_offload", message, fix)
 
 
-TRAINER_CHECKS: tuple[Check, ...] = (_loss_scale, _megatron, _critic_warmup, _offload)
+def _packing(case: Case) -> Iterator[Problem]:
+    trainer = case.config.trainer
+    if trainer.trainer_type is TrainerType.TORCH and not trainer.use_remove_padding:
+        message = "The torch backend always packs sequences without padding."
+        yield case.problem("trainer.use_remove_padding", message, "Remove it.")
+
+
+TRAINER_CHECKS: tuple[Check, ...] = (_loss_scale, _megatron, _critic_warmup, _offload, _packing)

@@ -28,7 +28,7 @@ def derive_data(filler: Filler, spec: AlgorithmSpec) -> None:
 
 def _derive_batch(filler: Filler, spec: AlgorithmSpec) -> None:
     config = filler.config
-    if config.mode is Mode.TRAIN or spec.schema != "experience":
+    if spec.schema != "experience":
         return
     repeat = config.algorithm.repeat_times or 1
     why = f"batch_size {config.buffer.batch_size} * repeat_times {repeat}"

@@ -24,7 +24,8 @@ _HOMES = {
     "WORKFLOWS": "common/workflows/names.py",
     "REWARD_FUNCTIONS": "common/rewards/base.py",
     "SELECTORS": "buffer/selector/__init__.py",
-    "EXPERIENCE_OPERATORS": "buffer/operators/__init__.py",
+    "EXPERIENCE_OPERATORS": "buffer/operators/base.py",
+    "PRIORITY_FUNC": "buffer/storage/priority.py",
     "MONITOR": "utils/monitor.py",
 }
 """Registry -> file below `trinity/` that holds its table."""
@@ -40,6 +41,7 @@ KINDS = {
     "REWARD_FUNCTIONS": "reward function",
     "SELECTORS": "data selector",
     "EXPERIENCE_OPERATORS": "experience operator",
+    "PRIORITY_FUNC": "priority function",
     "MONITOR": "monitor",
 }
 """Registry -> what one entry is called in a message."""
@@ -62,24 +64,43 @@ def known_names(plugin_dirs: Iterable[str | Path] = ()) -> Names:
 
 
 def _table_keys(registry: str, path: Path) -> frozenset[str]:
-    """Keys of the dict in ``REGISTRY = Registry("kind", {...})``."""
-    for node in ast.walk(_parse(path)):
-        if isinstance(node, ast.AnnAssign):
+    """Names in the table of ``REGISTRY = Registry("kind", {...})``."""
+    values = dict(_assignments(_parse(path)))
+    call = values.get(registry)
+    if not isinstance(call, ast.Call):
+        return frozenset()
+    return frozenset(key for argument in call.args for key in _keys(argument, values))
+
+
+def _assignments(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in module.body:
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
             targets: list[ast.expr] = [node.target]
+            value = node.value
         elif isinstance(node, ast.Assign):
-            targets = node.targets
+            targets, value = node.targets, node.value
         else:
             continue
-        if any(isinstance(item, ast.Name) and item.id == registry for item in targets):
-            tables = [item for item in ast.walk(node) if isinstance(item, ast.Dict)]
-            return frozenset(_text_keys(tables[0])) if tables else frozenset()
-    return frozenset()
+        yield from ((item.id, value) for item in targets if isinstance(item, ast.Name))
 
 
-def _text_keys(table: ast.Dict) -> Iterator[str]:
-    for key in table.keys:
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            yield key.value
+def _keys(table: ast.expr, values: Mapping[str, ast.expr]) -> Iterator[str]:
+    """Text keys of a dict that is written out, named, joined by ``|``, or made from another's."""
+    if isinstance(table, ast.Name) and table.id in values:
+        yield from _keys(values[table.id], values)
+    elif isinstance(table, ast.BinOp):
+        yield from _keys(table.left, values)
+        yield from _keys(table.right, values)
+    elif isinstance(table, ast.DictComp):
+        source = table.generators[0].iter
+        if isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute):
+            yield from _keys(source.func.value, values)
+    elif isinstance(table, ast.Dict):
+        for key, value in zip(table.keys, table.values, strict=True):
+            if key is None:
+                yield from _keys(value, values)
+            elif isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value
 
 
 def _registered(path: Path) -> Iterator[tuple[str, str]]:
