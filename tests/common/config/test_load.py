@@ -77,6 +77,13 @@ def test_every_way_to_write_a_small_number(tmp_path, text):
     assert config.algorithm.policy_loss_fn_args == {"a": 5e-7}
 
 
+def test_a_name_that_looks_like_a_number_stays_a_name(tmp_path):
+    edits = {"name": "12e4", "buffer.batch_size": "1e1", "model.lora_configs": [{"name": "1e5"}]}
+    config = load(tmp_path, edits)
+    assert (config.name, config.buffer.batch_size) == ("12e4", 10)
+    assert config.model.lora_configs[0].name == "1e5"
+
+
 def test_the_word_none_is_null(tmp_path):
     config = load(
         tmp_path,

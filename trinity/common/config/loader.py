@@ -14,12 +14,10 @@ from pydantic import ValidationError
 from trinity.common.config.explain_errors import has, problems_of
 from trinity.common.config.interpolate import resolve
 from trinity.common.config.old_names import modernise
+from trinity.common.config.plain_values import clean
 from trinity.common.config.root import Config, Source
 from trinity.common.config.source import Tree, read_tree
 from trinity.common.errors import ConfigError, Problem
-
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-_NULLS = frozenset(("None", "null", "Null", "NULL", "~"))
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -60,7 +58,7 @@ def read_config(
 def build_config(tree: Tree, path: str = "") -> tuple[Config | None, list[Problem]]:
     """The configuration in ``tree``, and what is wrong with it."""
     data, problems = resolve(tree.data)
-    renamed = modernise(clean(data))
+    renamed = modernise(clean(data, Config))
     problems += renamed.problems
     lines = {**tree.lines, **{new: tree.lines.get(old, 0) for new, old in renamed.moved.items()}}
     source = Source(path, {key: line for key, line in lines.items() if line}, ())
@@ -104,20 +102,6 @@ def _set(node: Any, key: str, parts: list[str], value: Any) -> list[Problem]:
     if isinstance(node, dict) and node.get(index) is None:
         node[index] = {}
     return _set(node[index], key, rest, value)
-
-
-def clean(value: Any) -> Any:
-    """``value`` with the text `None` read as null and `1e-6` as a number, at every depth."""
-    if isinstance(value, dict):
-        return {str(key): clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [clean(item) for item in value]
-    if isinstance(value, str):
-        if value in _NULLS:
-            return None
-        if _NUMBER.fullmatch(value.strip()):
-            return float(value)
-    return value
 
 
 def _validate(data: dict[str, Any]) -> tuple[Config | None, list[Problem]]:

@@ -12,7 +12,7 @@ import yaml
 
 from trinity.common.config.commented_yaml import CommentedTree
 from trinity.common.config.interpolate import resolve
-from trinity.common.config.loader import clean
+from trinity.common.config.plain_values import clean
 from trinity.common.config.verl.keys import VERL_KEYS, Use
 from trinity.common.config.verl.launch_table import (
     ADVANTAGES,
