@@ -177,16 +177,12 @@ def _batch_rows(config: Config, numbers: Arithmetic) -> list[Row]:
 def _place_rows(config: Config, split: GPUSplit) -> list[Row]:
     rows: list[Row] = []
     taken = 0
-    if config.mode.explores:
-        models = [("rollout model", config.explorer.rollout_model)]
-        for index, model in enumerate(config.explorer.auxiliary_models):
-            models.append((f"auxiliary model {index}", model))
-        for part, model in models:
-            for engine in range(model.engine_num):
-                size = gpus_per_engine(model) if split.total else 0
-                name = f"{part}, engine {engine}"
-                rows.append((name, _gpu_range(split, taken, size), _engine_text(model)))
-                taken += size
+    for part, model in _engines(config):
+        for engine in range(model.engine_num):
+            size = gpus_per_engine(model) if split.total else 0
+            name = f"{part}, engine {engine}"
+            rows.append((name, _gpu_range(split, taken, size), _engine_text(model)))
+            taken += size
     if config.mode.trains:
         if config.mode is Mode.COLOCATE:
             taken = split.auxiliary
@@ -231,12 +227,27 @@ def _add_memory(
         title = "memory of a trainer GPU, estimated" if split.total else "memory of the trainer"
         explanation.memory[title] = parts
         _judge(explanation, "trainer", parts, gpu_bytes)
-    engine = config.explorer.rollout_model
-    if config.mode.explores and engine.engine_type == "vllm":
-        parts = engine_memory(engine, shape, gpu_bytes)
-        title = f"memory of a rollout GPU with {gpu_bytes / 2**30:.0f} GiB, estimated"
-        explanation.memory[title] = parts
-        _judge(explanation, "rollout", parts, gpu_bytes)
+    for name, model in _engines(config):
+        own = find_shape(model.model_path or "")
+        if own is not None and model.engine_type in ("vllm", "torch"):
+            parts = engine_memory(model, own, gpu_bytes, config.explorer.runner_per_model)
+            explanation.memory[f"memory of {_one_engine(name, model, gpu_bytes)}"] = parts
+            _judge(explanation, "rollout", parts, gpu_bytes)
+
+
+def _engines(config: Config) -> list[tuple[str, InferenceModelConfig]]:
+    if not config.mode.explores:
+        return []
+    models = [("rollout model", config.explorer.rollout_model)]
+    for index, model in enumerate(config.explorer.auxiliary_models):
+        models.append((f"auxiliary model {index}", model))
+    return models
+
+
+def _one_engine(name: str, model: InferenceModelConfig, gpu_bytes: float) -> str:
+    if model.engine_type == "torch":
+        return f"an engine of the {name}, at most"
+    return f"a GPU of the {name} with {gpu_bytes / 2**30:.0f} GiB, estimated"
 
 
 def _judge(explanation: Explanation, part: str, parts: list[Part], gpu_bytes: float) -> None:

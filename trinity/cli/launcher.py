@@ -1,6 +1,7 @@
 """`trinity`: the table of commands, and how their errors end the program.
 
-A command lives in its own module, as a function ``command`` that imports its work when called.
+A command lives in its own module, as a function ``command`` that imports its work when called; a
+group of commands (`trinity data show`) as a `typer.Typer` called ``app``. Both are light to import.
 """
 
 from __future__ import annotations
@@ -32,8 +33,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _add(name: str, module: str) -> None:
+    home = import_module(module)
+    if hasattr(home, "app"):
+        app.add_typer(home.app, name=name)
+    else:
+        app.command(name)(home.command)
+
+
 for _name, _module in COMMANDS.items():
-    app.command(_name)(import_module(_module).command)
+    _add(_name, _module)
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trinity.common.config.derive import needs_critic, needs_reference
-from trinity.common.config.gpus import GPUSplit, gpus_per_engine
+from trinity.common.config.gpus import GPUSplit
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.root import Config
 from trinity.common.config.shape import ModelShape
 from trinity.common.config.training import PartSettings, training_settings
+from trinity.common.constants import EngineType
 
 _LOGIT_CHUNKS = 3 * 32 * 2**20
 _CONTEXT = 600 * 2**20
@@ -120,22 +121,27 @@ def layer_activation_bytes(shape: ModelShape, width: int) -> int:
     return norms + attention + 4 * width * shape.mlp
 
 
-def engine_memory(model: InferenceModelConfig, shape: ModelShape, gpu_bytes: float) -> list[Part]:
-    """Parts of the memory of one GPU of an engine; the cache gets what the weights leave."""
+def engine_memory(
+    model: InferenceModelConfig, shape: ModelShape, gpu_bytes: float, slots: int = 1
+) -> list[Part]:
+    """Parts of the memory of one GPU of an engine.
+
+    vLLM's cache gets what the weights leave of its share; the embedded engine's is as large as
+    ``slots`` workflows with whole sequences make it.
+    """
     width = 4 if model.dtype == "float32" else 2
     shards = max(model.tensor_parallel_size * model.pipeline_parallel_size, 1)
     weights = shape.parameters * width / shards
-    taken = gpu_bytes * model.gpu_memory_utilization
-    cache = max(taken - weights - _CONTEXT, 0)
     per_token = 2 * shape.layers * shape.kv * width / shards
-    sequences = cache / per_token / (model.max_model_len or 1)
-    return [
-        Part("weights", weights, f"{width} bytes a weight / {shards}"),
-        Part(
-            "KV cache", cache, f"{cache / per_token:,.0f} tokens, {sequences:,.0f} full sequences"
-        ),
-        Part("CUDA and libraries", _CONTEXT, "about"),
-    ]
+    longest = model.max_model_len or 1
+    parts = [Part("weights", weights, f"{width} bytes a weight / {shards}")]
+    if model.engine_type is EngineType.TORCH:
+        cache = slots * longest * per_token
+        return [*parts, Part("KV cache", cache, f"{slots} workflows of {longest:,} tokens")]
+    cache = max(gpu_bytes * model.gpu_memory_utilization - weights - _CONTEXT, 0)
+    tokens = cache / per_token
+    held = f"{tokens:,.0f} tokens, {tokens / longest:,.0f} whole rows"
+    return [*parts, Part("KV cache", cache, held), Part("CUDA and libraries", _CONTEXT, "about")]
 
 
 def checkpoint_bytes(config: Config, shape: ModelShape) -> tuple[float, float]:
@@ -151,8 +157,3 @@ def checkpoint_bytes(config: Config, shape: ModelShape) -> tuple[float, float]:
 def shards_of(split: GPUSplit) -> int:
     """GPUs the trainer's state is split over; 1 on a machine without."""
     return max(split.trainer, 1)
-
-
-def engine_gpus(model: InferenceModelConfig) -> int:
-    """GPUs of all engines of ``model``."""
-    return model.engine_num * gpus_per_engine(model)
