@@ -15,7 +15,7 @@ from trinity.explorer.evaluation import summarize_eval
 from trinity.explorer.scheduler import BatchResult, Scheduler
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
-from trinity.utils.metrics import Metrics, prefix_metrics, summarize
+from trinity.utils.metrics import Metrics, prefix_metrics
 from trinity.utils.timer import timed
 
 Report = Callable[[str, int, Metrics], None]
@@ -160,16 +160,11 @@ class Explorer:
         return result
 
     def _rollout_metrics(self, result: BatchResult, seconds: float) -> Metrics:
-        rows = [{"reward": e.reward, **e.metrics} for e in result.experiences]
-        tokens = sum(
-            int(e.action_mask.sum()) for e in result.experiences if e.action_mask is not None
-        )
-        metrics = summarize(rows, "rollout")
-        metrics |= prefix_metrics(result.metrics, "rollout")
-        return metrics | {
+        """The scheduler's metrics of the batch, and what the explorer alone knows."""
+        masks = [e.action_mask for e in result.experiences if e.action_mask is not None]
+        tokens = sum(int(mask.sum()) for mask in masks)
+        return result.metrics | {
             "rollout/model_version": float(self.version),
-            "rollout/finished_task_count": float(sum(s.ok for s in result.statuses)),
-            "rollout/failed_task_count": float(sum(not s.ok for s in result.statuses)),
             "rollout/experience_count": float(len(result.experiences)),
             "rollout/response_tokens": float(tokens),
             "rollout/tokens_per_second": tokens / max(seconds, 1e-9),

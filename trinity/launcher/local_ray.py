@@ -53,6 +53,7 @@ def _system_config(has_timeline: bool) -> dict[str, object]:
     config: dict[str, object] = {
         "prestart_worker_first_driver": False,
         "enable_metrics_collection": False,
+        "worker_niceness": 0,  # engines and trainer are the job, not the background
     }
     return config if has_timeline else {**config, "task_events_report_interval_ms": 0}
 
