@@ -72,7 +72,7 @@ async def test_math_eval_workflow_samples_as_the_evaluation_does():
     assert rewards(experiences) == [1, 0]
     assert model.sampling[0]["temperature"] == 0.6 and model.sampling[0]["top_p"] == 0.8
     own = FakeModel(["\\boxed{42}"], version=2)
-    await run("math_eval_workflow", [], 1 and None, 1, model=own, rollout_args={"temperature": 0.0})
+    await run("math_eval_workflow", [], None, 1, model=own, rollout_args={"temperature": 0.0})
     assert own.sampling[0]["temperature"] == 0.0
 
 
@@ -87,7 +87,7 @@ async def test_math_rm_workflow():
 
 async def test_math_hint_workflow():
     replies = ["\\boxed{41}", "\\boxed{42}", "\\boxed{42}"]
-    experiences, runs = await run("math_hint_workflow", replies)
+    experiences, _ = await run("math_hint_workflow", replies)
     assert [(e.eid.run, e.eid.step, e.reward) for e in experiences] == [
         (0, 0, 1),
         (0, 1, 1),
@@ -237,3 +237,21 @@ async def test_frozen_lake_ends_in_a_hole_or_when_the_moves_are_over():
         "frozen_lake_workflow", ["```Up```"] * 3, {}, repeat_times=1, workflow_args=arguments
     )
     assert tired.metrics["env_moves"] == 2
+
+
+async def test_python_tool():
+    replies = ["Let me see.\n```python\nprint(6 * 7)\n```", "So \\boxed{42}"]
+    [experience], _ = await run("python_tool_workflow", replies, repeat_times=1)
+    assert experience.reward == 1
+    assert experience.metrics["code_runs"] == 1 and experience.metrics["code_errors"] == 0
+    assert "Output:\n```\n42\n```" in experience.response_text
+    sampled = experience.tokens[experience.prompt_length :][experience.action_mask]
+    assert bytes(sampled.tolist()).decode() == "\n".join([*replies, ""])
+
+
+async def test_python_tool_ends_at_max_turns():
+    replies = ["```python\n1/0\n```"] * 2
+    [experience], _ = await run(
+        "python_tool_workflow", replies, repeat_times=1, workflow_args={"max_turns": 2}
+    )
+    assert experience.reward == -0.1 and experience.metrics["code_errors"] == 2

@@ -1,0 +1,78 @@
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from trinity.workflows.agent.sandbox import run_python
+
+
+async def test_what_code_prints_and_how_it_fails():
+    good = await run_python("import math\nfor i in range(3): print(math.factorial(i + 3))")
+    assert (good.output, good.ok) == ("6\n24\n120", True)
+    bad = await run_python("x = 1\nprint('before')\nx / 0")
+    assert not bad.ok and "ZeroDivisionError" in bad.output and "before" in bad.output
+    assert 'File "<code>", line 3' in bad.output and "guard" not in bad.output
+    syntax = await run_python("for for")
+    assert not syntax.ok and "SyntaxError" in syntax.output
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.system('touch {target}')",
+        "import subprocess; subprocess.run(['touch', '{target}'])",
+        "open('{target}', 'w').write('x')",
+        "import os; os.open('{target}', os.O_CREAT | os.O_WRONLY)",
+        "import pathlib; pathlib.Path('{target}').touch()",
+        "print(open('/etc/passwd').read())",
+        "print(open('{secret}').read())",
+        "import socket; socket.create_connection(('127.0.0.1', 9))",
+        "import ctypes; ctypes.CDLL(None).system(b'touch {target}')",
+        "import os; os.fork()",
+        "import os; os.kill(os.getppid(), 9)",
+        "import os; os.remove('{secret}')",
+        "import os; print(os.listdir('/root'))",
+        "import posix; posix.system('touch {target}')",
+        "import os; os.execv('/bin/touch', ['touch', '{target}'])",
+        'import ctypes; ctypes.pythonapi.PyRun_SimpleString(b\'open("{target}", "w")\')',
+        "import _imp, importlib.machinery as m\n"
+        "s = m.ModuleSpec('_posixsubprocess', m.BuiltinImporter)\n"
+        "p = _imp.create_builtin(s)\nimport os\n"
+        "p.fork_exec([b'touch', b'{target}'], [b'/bin/touch'], True, (), None, None, -1, -1, -1,"
+        " -1, -1, -1, -1, -1, False, False, -1, None, None, None, -1, None, True)\n"
+        "import time; time.sleep(0.3); assert os.path.exists('{target}')",
+        "import os; os.symlink('{secret}', 'link'); print(open('link').read())",
+    ],
+)
+async def test_code_can_not_reach_out(code, tmp_path):
+    target, secret = tmp_path / "made", tmp_path / "secret"
+    secret.write_text("the secret")
+    result = await run_python(code.format(target=target, secret=secret))
+    assert not result.ok
+    assert "secret\n" not in result.output and "the secret" not in result.output
+    assert not target.exists() and secret.exists()
+
+
+async def test_code_that_hangs_grows_or_babbles_is_ended():
+    start = time.monotonic()
+    loop, sleep, memory, output, _ = await asyncio.gather(
+        run_python("while True: pass", 1.0),
+        run_python("import time; time.sleep(100)", 1.0),
+        run_python("x = bytearray(2**31)"),
+        run_python("while True: print('x' * 1000)"),
+        run_python("import threading\nfor i in range(9): threading.Thread(target=print).start()"),
+    )
+    assert time.monotonic() - start < 10
+    assert "Not done after 1 s" in loop.output and "Not done after 1 s" in sleep.output
+    assert "MemoryError" in memory.output
+    assert output.output.endswith("[output cut]") and len(output.output) < 30_000
+    assert not any(r.ok for r in (loop, sleep, memory, output))
+
+
+async def test_the_code_sees_no_environment_and_leaves_no_files():
+    os.environ["TRINITY_TEST_KEY"] = "k-123"
+    result = await run_python("import os; print(dict(os.environ)); open('f', 'w').write('x')")
+    assert result.ok and "k-123" not in result.output
+    assert not list(Path("/tmp").glob("trinity_code_*/f"))

@@ -1,0 +1,1 @@
+"""Agents: models that use tools, in turns."""
