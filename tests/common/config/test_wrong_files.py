@@ -633,6 +633,23 @@ WRONG = [
         "8",
         {"stages.0.algorithm.repeat_times": 8},
     ),
+    Wrong(
+        "one sample of a set",
+        {f"{TASKSET}.repeat_times": 1},
+        f"{TASKSET}.repeat_times",
+        "2 or more",
+        {f"{TASKSET}.repeat_times": 2},
+    ),
+    Wrong(
+        "two buffers of one name",
+        {
+            EXPERIENCES: {"name": "rows"},
+            "buffer.trainer_input.auxiliary_buffers": {"a": {"name": "rows", "path": "/d"}},
+        },
+        "buffer.trainer_input.auxiliary_buffers.a.name",
+        "another name",
+        {"buffer.trainer_input.auxiliary_buffers.a.name": "more"},
+    ),
     # veRL's keys
     Wrong(
         "two gradient norms",

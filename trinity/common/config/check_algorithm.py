@@ -50,6 +50,23 @@ def _repeat_times(case: Case) -> Iterator[Problem]:
         yield case.problem(key, message, fix)
 
 
+def _taskset_repeat_times(case: Case) -> Iterator[Problem]:
+    """Tasks of one set may have another number of samples, but not one where several are needed."""
+    algorithm, spec = case.config.algorithm, case.spec
+    if not case.config.mode.pairs or algorithm.advantage_fn != spec.advantage_fn:
+        return
+    tasks = case.given.buffer.explorer_input
+    single = [] if tasks.taskset is None else [("taskset", tasks.taskset)]
+    many = [(f"tasksets.{index}", taskset) for index, taskset in enumerate(tasks.tasksets)]
+    for place, taskset in [*single, *many]:
+        count = taskset.repeat_times
+        if count is not None and count < spec.min_repeat_times:
+            key = f"buffer.explorer_input.{place}.repeat_times"
+            message = f"{algorithm.algorithm_type} compares the samples of one task; here is one."
+            fix = f"Remove it, or set it to {spec.min_repeat_times} or more."
+            yield Problem(key, message, fix, count)
+
+
 def _loss_agg_mode(case: Case) -> Iterator[Problem]:
     algorithm = case.config.algorithm
     own = (algorithm.policy_loss_fn_args or {}).get("loss_agg_mode")
@@ -133,6 +150,7 @@ ALGORITHM_CHECKS: tuple[Check, ...] = (
     _names,
     _mode,
     _repeat_times,
+    _taskset_repeat_times,
     _loss_agg_mode,
     _warmup,
     _grad_clip,

@@ -104,16 +104,22 @@ def _selector(case: Case, key: str, selector: DataSelectorConfig) -> Iterator[Pr
 
 
 def _unique_names(case: Case) -> Iterator[Problem]:
-    tasks = case.config.buffer.explorer_input
+    tasks, inputs = case.config.buffer.explorer_input, case.config.buffer.trainer_input
+    sets = {f"{INPUT}.tasksets.{i}": item.name for i, item in enumerate(tasks.tasksets)}
+    sets |= {f"{INPUT}.eval_tasksets.{i}": item.name for i, item in enumerate(tasks.eval_tasksets)}
+    yield from _repeated(case, sets, "their metrics would be one")
+    buffers = {EXPERIENCES: inputs.experience_buffer.name} if inputs.experience_buffer else {}
+    for name, buffer in inputs.auxiliary_buffers.items():
+        buffers[f"buffer.trainer_input.auxiliary_buffers.{name}"] = buffer.name
+    yield from _repeated(case, buffers, "their files would be one")
+
+
+def _repeated(case: Case, names: dict[str, str], why: str) -> Iterator[Problem]:
     seen: dict[str, str] = {}
-    named = [(f"{INPUT}.tasksets.{i}.name", t.name) for i, t in enumerate(tasks.tasksets)]
-    named += [
-        (f"{INPUT}.eval_tasksets.{i}.name", t.name) for i, t in enumerate(tasks.eval_tasksets)
-    ]
-    for key, name in named:
+    for key, name in names.items():
         if name in seen:
-            message = f"`{seen[name]}` has this name too; their metrics would be one."
-            yield case.problem(key, message, "Give it another name.")
+            message = f"`{seen[name]}` has this name too; {why}."
+            yield case.problem(f"{key}.name", message, "Give it another name.")
         seen.setdefault(name, key)
 
 

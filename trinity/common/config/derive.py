@@ -150,7 +150,8 @@ def default_sync_method(config: Config) -> tuple[SyncMethod, str]:
 
 def _derive_eval_interval(filler: Filler, spec: AlgorithmSpec) -> None:
     config = filler.config
-    if not config.mode.pairs or spec.schema != "experience":
+    is_rollout = config.mode.pairs or config.mode is Mode.EXPLORE
+    if not is_rollout or spec.schema != "experience":
         return
     sync = config.synchronizer.explorer_sync_interval or config.synchronizer.sync_interval
     wanted = config.explorer.eval_interval

@@ -102,6 +102,7 @@ def _derive_auxiliary_model(filler: Filler, key: str, aux: InferenceModelConfig)
     _fill_own_lengths(filler, key, aux)
     filler.copy(f"{key}.name", f"{key}.model_path")
     filler.put(f"{key}.enable_openai_api", True, "auxiliary models are asked through the API")
+    filler.put(f"{key}.enable_history", False, "only the rollout model's calls are trained on")
     names = (*_SAMPLING, *(_LENGTHS if aux.max_model_len is None else ()))
     for name in names:
         filler.copy(f"{key}.{name}", f"model.{name}")
