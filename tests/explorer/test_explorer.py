@@ -46,9 +46,7 @@ class FakeScheduler:
     async def collect(self, batch_id: int | str, **_: float) -> BatchResult:
         tasks = self._tasks.pop(batch_id)
         rows = [
-            Experience(
-                tokens=[1, 2, 3], prompt_length=1, reward=1.0, eid=EID(batch_id, place, run)
-            )
+            Experience(tokens=[1, 2, 3], prompt_length=1, reward=1.0, eid=EID(batch_id, place, run))
             for place in range(len(tasks))
             for run in range(2)
         ]

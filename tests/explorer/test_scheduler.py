@@ -322,3 +322,14 @@ async def test_sequential_runs_take_turns(closing):
     start = time.monotonic()
     await collect(scheduler, [task(Single, do="slow", seconds=0.1, repeat_times=4)])
     assert time.monotonic() - start > 0.4
+
+
+async def test_the_log_says_what_runners_do(closing, caplog, tmp_path):
+    pool = RunnerPool(lambda i, g: WorkflowRunner(i, EchoModel(0.3)), 1, 4, report_interval_s=0.1)
+    pool._logger.propagate = True
+    scheduler = closing(Scheduler(pool))
+    await scheduler.prepare()
+    with caplog.at_level("INFO"):
+        await collect(scheduler, [task() for _ in range(6)])
+    pool._logger.propagate = False
+    assert "Runner 0: 4 of 4 slots busy" in caplog.text and "2 units wait" in caplog.text

@@ -15,7 +15,6 @@ from trinity.utils.log import get_logger
 _POLL_S = 5.0  # a healthy runner answers at least this often
 _GRACE_S = 5.0  # what a runner may take to report that a deadline is over
 _START_TIMEOUT_S = 300.0
-_START_ATTEMPTS = 3
 
 
 class RunnerLost(Exception):
@@ -71,7 +70,11 @@ class RunnerPool:
             process, or a plain `WorkflowRunner`. Both numbers make its name unique.
         slots_per_runner: Units at work at once on each.
         kill: Ends the process behind a stand-in.
+        start_timeout_s: Seconds that one attempt to start a runner may take.
         grace_s: Seconds past its deadline that a unit gets to be reported by its runner.
+        start_concurrency: Runners that start at the same time.
+        start_retries: Further attempts to start a runner.
+        report_interval_s: Seconds between two lines in the log on what each runner does; 0: none.
     """
 
     def __init__(
@@ -83,6 +86,9 @@ class RunnerPool:
         kill: Callable[[object], None] = actor.kill,
         start_timeout_s: float = _START_TIMEOUT_S,
         grace_s: float = _GRACE_S,
+        start_concurrency: int = 8,
+        start_retries: int = 2,
+        report_interval_s: float = 0.0,
     ) -> None:
         self._make_runner = make_runner
         self._num_runners = num_runners
@@ -90,6 +96,9 @@ class RunnerPool:
         self._kill = kill
         self._start_timeout_s = start_timeout_s
         self._grace_s = grace_s
+        self._starting = asyncio.Semaphore(start_concurrency)
+        self._start_attempts = start_retries + 1
+        self._report_interval_s = report_interval_s
         self._hosts: dict[int, _Host] = {}
         self._waiting: list[_Ticket] = []
         self._background: set[asyncio.Task[None]] = set()
@@ -111,6 +120,8 @@ class RunnerPool:
         await asyncio.gather(*(self._start(index, 0) for index in range(self._num_runners)))
         if self._broken:
             raise self._broken
+        if self._report_interval_s:
+            self._spawn(self._report())
 
     async def run(self, unit: Unit, limit_s: float, is_suspect: bool = False) -> UnitResult:
         """What became of ``unit``, once a slot was free.
@@ -234,12 +245,13 @@ class RunnerPool:
     # -- life of a runner ----------------------------------------------------------------------
 
     async def _start(self, index: int, generation: int) -> None:
-        for attempt in range(_START_ATTEMPTS):
+        for attempt in range(self._start_attempts):
             runner = None
             try:
-                runner = self._make_runner(index, generation + attempt)
-                async with asyncio.timeout(self._start_timeout_s):
-                    await runner.prepare()
+                async with self._starting:
+                    runner = self._make_runner(index, generation + attempt)
+                    async with asyncio.timeout(self._start_timeout_s):
+                        await runner.prepare()
             except Exception as error:  # user code is imported there
                 self._kill(runner)
                 cause = error
@@ -250,7 +262,9 @@ class RunnerPool:
             self._all.add(host)
             self._place_waiting()
             return
-        self._broken = NoRunners(f"Runner {index} did not start, {_START_ATTEMPTS} times: {cause}")
+        self._broken = NoRunners(
+            f"Runner {index} did not start, {self._start_attempts} times: {cause}"
+        )
         self._broken.__cause__ = cause
         for ticket in self._waiting:
             _fail(ticket, self._broken)
@@ -320,6 +334,21 @@ class RunnerPool:
             _fail(ticket, RunnerLost(f"runner {host.index}: {why}"))
         if not host.is_retiring:
             self._replace(host)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(self._report_interval_s)
+            now = time.monotonic()
+            for host in sorted(self._all, key=lambda host: host.index):
+                began = [ticket.deadline - ticket.limit_s for ticket in host.aboard.values()]
+                self._logger.info(
+                    "Runner %d: %d of %d slots busy, the longest for %.1f s; %d units wait.",
+                    host.index,
+                    len(began),
+                    self._slots,
+                    now - min(began, default=now),
+                    len(self._waiting),
+                )
 
     def _replace(self, host: _Host) -> None:
         if self._hosts.get(host.index) is host:

@@ -112,7 +112,14 @@ def _pool(plan: RunPlan, rollout: Served, auxiliary: Sequence[Served]) -> Runner
             env_vars=env_vars,
         )
 
-    return RunnerPool(make_runner, plan.num_runners, plan.slots)
+    return RunnerPool(
+        make_runner,
+        plan.num_runners,
+        plan.slots,
+        start_concurrency=explorer.runner_prepare_concurrency,
+        start_retries=explorer.runner_prepare_max_retries,
+        report_interval_s=explorer.runner_state_report_interval,
+    )
 
 
 def _nearest(engines: Sequence[InferenceEngine], index: int) -> list[InferenceEngine]:

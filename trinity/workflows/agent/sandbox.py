@@ -25,7 +25,7 @@ import encodings.idna, math, cmath, fractions, decimal, itertools, functools, co
 import statistics, re, json, datetime, string, heapq, bisect, operator, typing, dataclasses
 import linecache, os, struct, sys, traceback
 
-def make_guard():
+def make_guard(is_closed):
     folder = os.path.realpath(os.getcwd())
     readable = {os.path.realpath(p) for p in (sys.prefix, sys.base_prefix, *sys.path) if p}
     readable |= {folder, "/usr/share/zoneinfo", "/dev/null", "/dev/urandom"}
@@ -36,7 +36,7 @@ def make_guard():
         "os.link", "os.symlink", "os.rename", "os.truncate", "os.chdir", "mmap.",
         "gc.get", "sys._current_frames", "sys.settrace", "sys.setprofile",
     )
-    modules = {"_posixsubprocess", "pty", "resource"}
+    modules = {"pty", "resource"} | (set() if is_closed else {"_posixsubprocess"})
     realpath, fsdecode = os.path.realpath, os.fsdecode
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
     state = [False]
@@ -92,13 +92,13 @@ def close_system_calls():
     # it stays imported (NumPy and SymPy want it), but can open no library and find no function
     libc = ctypes.CDLL(None)
     libc.prctl(38, 1, 0, 0, 0)  # no new privileges
-    libc.prctl(22, 2, ctypes.byref(Program(len(steps), program)), 0, 0)  # filter from here on
+    filtered = libc.prctl(22, 2, ctypes.byref(Program(len(steps), program)), 0, 0) == 0
+    return filtered and bool(numbers)
 
 def run():
     source = sys.stdin.read()
     linecache.cache["<code>"] = (len(source), None, source.splitlines(True), "<code>")
-    close_system_calls()
-    sys.addaudithook(make_guard())
+    sys.addaudithook(make_guard(close_system_calls()))
     try:
         exec(compile(source, "<code>", "exec"), {"__name__": "__main__"})
     except SystemExit:
