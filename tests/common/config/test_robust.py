@@ -94,3 +94,8 @@ def test_torn_files(tmp_path):
         torn = text[:cut] + chance.choice(["", "\t", "{", ": :", "'", "\n- x", "\0"]) + text[cut:]
         verdict = validate_file(write(tmp_path, torn[: chance.randrange(cut, len(torn)) + 1]))
         assert verdict.config is not None or verdict.problems
+
+
+def test_an_alias_inside_itself(tmp_path):
+    [problem] = validate_file(write(tmp_path, "model: &m\n  tinker: *m\n")).problems
+    assert "alias" in problem.message

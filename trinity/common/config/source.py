@@ -49,6 +49,10 @@ def parse_tree(text: str, path: str = "") -> Tree:
     if not isinstance(node, yaml.MappingNode):
         problem = Problem("", "The file is not a mapping of keys to values.", _MAPPING_FIX, line=1)
         raise ConfigError([problem], path)
+    if loop := _loop(node, ()):
+        message = "The alias stands inside what it is an alias of."
+        problem = Problem("", message, "Write the values out.", line=loop.start_mark.line + 1)
+        raise ConfigError([problem], path)
     for key, line, is_duplicate in _walk(node, ""):
         if is_duplicate:
             first = tree.lines[key]
@@ -88,6 +92,18 @@ def _walk(node: yaml.Node, prefix: str) -> Iterator[tuple[str, int, bool]]:
             yield key, name.start_mark.line + 1, name.value in seen and name.value != "<<"
             seen.add(name.value)
             yield from _walk(child, f"{key}.")
+
+
+def _loop(node: yaml.Node, above: tuple[yaml.Node, ...]) -> yaml.Node | None:
+    """A node that stands inside itself, by an alias."""
+    if any(node is outer for outer in above):
+        return node
+    if isinstance(node, yaml.ScalarNode):
+        return None
+    is_mapping = isinstance(node, yaml.MappingNode)
+    children = [value for _, value in node.value] if is_mapping else node.value
+    found = (_loop(child, (*above, node)) for child in children)
+    return next((loop for loop in found if loop is not None), None)
 
 
 def _unreadable(path: str | Path, error: Exception) -> Problem:
