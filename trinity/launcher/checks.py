@@ -13,6 +13,7 @@ from trinity.common.config import Config
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import Problem
+from trinity.common.workflows import check_workflow
 from trinity.launcher.hardware import is_port_free
 from trinity.launcher.job import writable_problem
 from trinity.utils.monitor import check_monitor_args
@@ -128,10 +129,10 @@ def _data_problems(config: Config) -> Iterator[Problem]:
                 key = f"buffer.explorer_input.tasksets.{index}"
                 if config.source.line(key) is None or "tasksets" not in str(config.source.lines):
                     key = "buffer.explorer_input.taskset"
-                yield from _renamed(check_taskset(taskset), key)
+                yield from _renamed([*check_taskset(taskset), *check_workflow(taskset)], key)
         for index, taskset in enumerate(tasks.eval_tasksets):
             key = f"buffer.explorer_input.eval_tasksets.{index}"
-            yield from _renamed(check_taskset(taskset), key)
+            yield from _renamed([*check_taskset(taskset), *check_workflow(taskset)], key)
     if config.mode.trains:
         inputs = config.buffer.trainer_input
         if inputs.experience_buffer is not None:

@@ -1,5 +1,6 @@
 """What a user imports to write a workflow: `Task`, the bases, and `WORKFLOWS`, their names."""
 
+from trinity.common.workflows.check import check_workflow
 from trinity.common.workflows.multi_turn import MultiTurnWorkflow
 from trinity.common.workflows.names import WORKFLOWS
 from trinity.common.workflows.simple import REWARD_ERROR, BaseSimpleWorkflow, SimpleWorkflow
@@ -28,4 +29,5 @@ __all__ = [
     "StepWiseRewardWorkflow",
     "Task",
     "Workflow",
+    "check_workflow",
 ]

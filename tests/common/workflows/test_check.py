@@ -1,0 +1,46 @@
+import pytest
+
+from trinity.common.config.buffer import TasksetConfig
+from trinity.common.workflows import check_workflow
+
+
+def problems(**values):
+    return [(p.key, p.message) for p in check_workflow(TasksetConfig(**values))]
+
+
+def test_what_fits_has_no_problems():
+    assert not problems(default_workflow_type="math_workflow")
+    assert not problems(
+        default_workflow_type="simple_workflow",
+        default_reward_fn_type="math_reward",
+        reward_fn_args={"on_error": "retry", "format_score_coef": 0.2},
+    )
+    assert not problems(default_workflow_type="simple_workflow", format={"reward_fn_key": "r"})
+    assert not problems(default_workflow_type="rubric_judge_workflow")
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "text"),
+    [
+        ({"default_workflow_type": "math_workflwo"}, "default_workflow_type", "'math_workflow'"),
+        ({"default_workflow_type": "no.such.Thing"}, "default_workflow_type", "imported"),
+        ({"default_workflow_type": "simple_workflow"}, "default_reward_fn_type", "needs a reward"),
+        (
+            {"default_workflow_type": "math_workflow", "default_reward_fn_type": "math_rewrad"},
+            "default_reward_fn_type",
+            "'math_reward'",
+        ),
+        (
+            {
+                "default_workflow_type": "math_workflow",
+                "default_reward_fn_type": "math_reward",
+                "reward_fn_args": {"coef": 1},
+            },
+            "reward_fn_args",
+            "'coef'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told(values, key, text):
+    [(found_key, message)] = problems(**values)
+    assert found_key == key and text in message

@@ -1,0 +1,95 @@
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+
+from trinity.utils.isolate import ProcessPool
+from trinity.utils.threads import CallTimeout, DeadlinePool, run_sync
+
+
+async def test_calls_run_side_by_side_and_keep_their_errors():
+    pool = DeadlinePool(4)
+    start = time.monotonic()
+    results = await asyncio.gather(*(pool.run(lambda i=i: time.sleep(0.2) or i) for i in range(8)))
+    assert results == list(range(8)) and 0.35 < time.monotonic() - start < 1
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(lambda: 1 / 0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await pool.run(lambda: next(iter(())))
+    pool.close()
+
+
+async def test_a_loop_is_ended_and_a_sleep_is_counted():
+    pool = DeadlinePool(2)
+
+    def loop():
+        while True:
+            with contextlib.suppress(Exception):
+                pass
+
+    with pytest.raises(CallTimeout, match=r"not done after 0\.2 s") as caught:
+        await pool.run(loop, 0.2)
+    assert not caught.value.is_stuck and pool.num_stuck == 0
+    with pytest.raises(CallTimeout) as caught:
+        await pool.run(lambda: time.sleep(2), 0.1)
+    assert caught.value.is_stuck and pool.num_stuck == 1
+    assert await pool.run(lambda: 1) == 1
+
+
+async def test_cancelling_abandons_the_call():
+    pool = DeadlinePool(1)
+    ended = threading.Event()
+
+    def loop():
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    waiting = asyncio.create_task(pool.run(loop))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended.wait(1)
+
+
+async def test_run_sync_inside_and_outside_of_a_loop():
+    async def add(a, b):
+        await asyncio.sleep(0)
+        return a + b
+
+    assert run_sync(add(1, 2)) == 3
+    assert await asyncio.to_thread(lambda: run_sync(add(3, 4))) == 7
+
+
+def fail():
+    raise ValueError("from the child")
+
+
+def die():
+    import os
+
+    os._exit(3)
+
+
+async def test_isolated_calls():
+    pool = ProcessPool(2)
+    assert await pool.run(dict, {"a": 1}, 10) == {"a": 1}
+    with pytest.raises(ValueError, match="from the child"):
+        await pool.run(fail, {}, 10)
+    with pytest.raises(ConnectionError):
+        await pool.run(die, {}, 10)
+    start = time.monotonic()
+    with pytest.raises(CallTimeout, match="killed"):
+        await pool.run(forever, {}, 0.5)
+    assert time.monotonic() - start < 5
+    assert await pool.run(dict, {"b": 2}, 10) == {"b": 2}
+    pool.close()
+
+
+def forever():
+    10 ** (10**10)
