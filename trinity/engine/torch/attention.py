@@ -18,10 +18,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from trinity.engine.torch.kv import TILE, KVRows, round_up
+from trinity.engine.torch.prompt_pages import PromptPages
 
 IMPLEMENTATION = "trinity_engine"
 
-_BLOCK = 256  # keys of one product: matrix libraries cut longer sums in ways that depend on length
+# Keys of one product. Matrix libraries cut other sums in ways that depend on their length: a rest
+# of 64 or 128 keys is added up like a whole block, one of 192 is not.
+_BLOCK = 256
+_QUERIES = 4  # queries of one product: fewer take other kernels, whose sums differ in the last bit
 _active = threading.local()
 
 
@@ -31,7 +35,7 @@ class PromptTiles:
 
     Args:
         tile: Which tile: positions ``tile * TILE`` up to ``(tile + 1) * TILE``.
-        rows: [B] rows of the prompt store.
+        pages: [B, tile + 1] pages of each prompt up to this tile.
         gather: [B, TILE] index of each position's token among the step's prompt tokens; 0 where
             the step has none.
         scatter_from: Places in the flattened [B * TILE] output that are real ...
@@ -39,7 +43,7 @@ class PromptTiles:
     """
 
     tile: int
-    rows: Tensor
+    pages: Tensor
     gather: Tensor
     scatter_from: Tensor
     scatter_to: Tensor
@@ -53,11 +57,11 @@ class StepAttention:
     """
 
     samples: KVRows
-    prompts: KVRows
+    prompts: PromptPages
     sample_rows: Tensor
     sample_positions: Tensor
-    prompt_rows: Tensor
-    prompt_positions: Tensor
+    prompt_pages: Tensor
+    prompt_places: Tensor
     tiles: list[PromptTiles]
     max_sample_length: int
     _bias: dict[object, Tensor] = field(default_factory=dict)
@@ -71,7 +75,7 @@ class StepAttention:
         options: "AttentionOptions",
     ) -> Tensor:
         """Store the step's keys and values, and give the attention output [N, H, D]."""
-        num_samples, num_prompt = len(self.sample_rows), len(self.prompt_rows)
+        num_samples, num_prompt = len(self.sample_rows), len(self.prompt_pages)
         end = num_samples + num_prompt
         out_NHD = query_NHD.new_zeros(*query_NHD.shape[:2], value_NKD.shape[-1])
         if num_samples:
@@ -83,7 +87,7 @@ class StepAttention:
         if num_prompt:
             now = slice(num_samples, end)
             self.prompts.write(
-                layer, self.prompt_rows, self.prompt_positions, key_NKD[now], value_NKD[now]
+                layer, self.prompt_pages, self.prompt_places, key_NKD[now], value_NKD[now]
             )
             for tiles in self.tiles:
                 out = self._attend_tiles(layer, query_NHD[now], tiles, options)
@@ -91,7 +95,7 @@ class StepAttention:
         return out_NHD
 
     def _attend_samples(self, layer: int, query_SHD: Tensor, options: "AttentionOptions") -> Tensor:
-        length = round_up(self.max_sample_length)
+        length = key_length(self.max_sample_length)
         key_SKLD, value_SKLD = self.samples.view(layer, len(query_SHD), length)
         num_samples, num_heads, size = query_SHD.shape
         query_SKMD = query_SHD.view(num_samples, key_SKLD.shape[1], -1, size)
@@ -102,9 +106,8 @@ class StepAttention:
     def _attend_tiles(
         self, layer: int, query_NHD: Tensor, tiles: PromptTiles, options: "AttentionOptions"
     ) -> Tensor:
-        length = (tiles.tile + 1) * TILE
-        key_BKLD, value_BKLD = self.prompts.gather(layer, tiles.rows, length)
-        num_rows, num_heads, size = len(tiles.rows), query_NHD.shape[1], query_NHD.shape[2]
+        key_BKLD, value_BKLD = self.prompts.gather(layer, tiles.pages)
+        num_rows, num_heads, size = len(tiles.pages), query_NHD.shape[1], query_NHD.shape[2]
         kv_heads = key_BKLD.shape[1]
         group = num_heads // kv_heads
         query = query_NHD[tiles.gather].view(num_rows, TILE, kv_heads, group, size)
@@ -125,7 +128,7 @@ class StepAttention:
     def _tile_bias(self, tile: int, group: int, window: int | None, dtype: torch.dtype) -> Tensor:
         key = (tile, group, window, dtype)
         if key not in self._bias:
-            place = torch.arange((tile + 1) * TILE, device=self.prompt_rows.device)
+            place = torch.arange((tile + 1) * TILE, device=self.prompt_pages.device)
             distance = place[tile * TILE :, None] - place
             self._bias[key] = _bias(distance, window, dtype).repeat(group, 1)[None, None]
         return self._bias[key]
@@ -158,17 +161,49 @@ def tiled_attention(
 ) -> Tensor:
     """Softmax attention [B, K, M, D]. ``bias_BKML`` may be broadcast; L is whole tiles."""
     is_plain = options.softcap is None and options.sinks is None
-    same_size = query_BKMD.shape[-1] == value_BKLD.shape[-1]
-    if query_BKMD.dtype != torch.float32 and is_plain and same_size:
-        if query_BKMD.device.type == "cpu":
-            return _half_attention(query_BKMD, key_BKLD, value_BKLD, bias_BKML, options.scale)
+    is_fused = is_plain and query_BKMD.shape[-1] == value_BKLD.shape[-1]
+    if is_fused and query_BKMD.device.type != "cpu":
         return nn.functional.scaled_dot_product_attention(
             query_BKMD, key_BKLD, value_BKLD, attn_mask=bias_BKML, scale=options.scale
         )
-    out = _float_attention(
-        query_BKMD.float(), key_BKLD.float(), value_BKLD.float(), bias_BKML.float(), options
-    )
-    return out.to(query_BKMD.dtype)
+    num_queries = query_BKMD.shape[2]
+    query_BKMD, bias_BKML = _whole_queries(query_BKMD, bias_BKML)
+    key_BKLD, value_BKLD, bias_BKML = _whole_keys(key_BKLD, value_BKLD, bias_BKML)
+    if is_fused:
+        out = _fused_attention(query_BKMD, key_BKLD, value_BKLD, bias_BKML, options.scale)
+    else:
+        out = _float_attention(
+            query_BKMD.float(), key_BKLD.float(), value_BKLD.float(), bias_BKML.float(), options
+        )
+    return out[:, :, :num_queries].to(query_BKMD.dtype)
+
+
+def key_length(length: int) -> int:
+    """Key positions to attend over for a sequence of ``length`` tokens."""
+    whole = round_up(length)
+    return whole + TILE if whole % _BLOCK == _BLOCK - TILE else whole
+
+
+def _whole_keys(
+    key_BKLD: Tensor, value_BKLD: Tensor, bias_BKML: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and bias padded to `key_length`."""
+    missing = key_length(key_BKLD.shape[2]) - key_BKLD.shape[2]
+    if not missing:
+        return key_BKLD, value_BKLD, bias_BKML
+    pad = nn.functional.pad
+    key_BKLD, value_BKLD = (pad(x, (0, 0, 0, missing)) for x in (key_BKLD, value_BKLD))
+    return key_BKLD, value_BKLD, pad(bias_BKML, (0, missing), value=-math.inf)
+
+
+def _whole_queries(query_BKMD: Tensor, bias_BKML: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and bias padded to a whole number of query groups."""
+    missing = -query_BKMD.shape[2] % _QUERIES
+    if not missing:
+        return query_BKMD, bias_BKML
+    if bias_BKML.shape[2] > 1:
+        bias_BKML = nn.functional.pad(bias_BKML, (0, 0, 0, missing))
+    return nn.functional.pad(query_BKMD, (0, 0, 0, missing)), bias_BKML
 
 
 def _float_attention(
@@ -204,36 +239,44 @@ def _softmax(score_BKML: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.softmax(torch.cat([score_BKML, sink_BKM1], dim=-1), dim=-1)[..., :length]
 
 
-def _half_attention(
+def _fused_attention(
     query_BKMD: Tensor, key_BKLD: Tensor, value_BKLD: Tensor, bias_BKML: Tensor, scale: float
 ) -> Tensor:
-    """Half precision on the CPU: fused attention per block of keys, merged by its log-sum-exp."""
+    """Fused attention per block of keys, merged by the log-sum-exp of each."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    length = key_BKLD.shape[2]
     parts, totals = [], []
-    for start in range(0, length, _BLOCK):
+    for start in range(0, key_BKLD.shape[2], _BLOCK):
         now = slice(start, start + _BLOCK)
         bias = bias_BKML[..., now]
-        part, weight = fused(
+        part, total = fused(
             query_BKMD, key_BKLD[:, :, now], value_BKLD[:, :, now], attn_mask=bias, scale=scale
         )
-        if length <= _BLOCK:
+        if key_BKLD.shape[2] <= _BLOCK:
             return part
         is_empty = bias.amax(dim=-1) == -math.inf
-        parts.append(part)
-        totals.append(weight.masked_fill(is_empty, -math.inf))
-    return _merged(parts, totals).to(query_BKMD.dtype)
+        parts.append(part.float())
+        totals.append(total.masked_fill(is_empty, -math.inf))
+    return _merged(parts, totals)
 
 
-def _merged(parts: list[Tensor], totals: list[Tensor]) -> Tensor:
-    """Attention over all keys from that over blocks of them and each block's log-sum-exp."""
-    out, total = parts[0].float(), totals[0]
-    for part, more in zip(parts[1:], totals[1:], strict=True):
+def _merged(part_BKMD: list[Tensor], total_BKM: list[Tensor]) -> Tensor:
+    """Attention over all keys from that over blocks of them and each block's log-sum-exp.
+
+    All of it in the shape of the parts: of an odd number of values the last ones would take the
+    scalar path of exp, which differs in the last bit.
+    """
+    out, total = part_BKMD[0], _spread(total_BKM[0], part_BKMD[0])
+    for part, more_BKM in zip(part_BKMD[1:], total_BKM[1:], strict=True):
+        more = _spread(more_BKM, part)
         merged = torch.logaddexp(total, more)
         old, new = (total - merged).exp().nan_to_num(0), (more - merged).exp().nan_to_num(0)
-        out = out * old[..., None] + part.float() * new[..., None]
+        out = out * old + part * new
         total = merged
     return out
+
+
+def _spread(value_BKM: Tensor, like_BKMD: Tensor) -> Tensor:
+    return value_BKM[..., None].expand(like_BKMD.shape).contiguous()
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trinity.common.models.protocol import FinishReason
-from trinity.engine.torch.attention import PromptTiles, StepAttention, attending
+from trinity.engine.torch.attention import PromptTiles, StepAttention, attending, key_length
 from trinity.engine.torch.jobs import Job, SampleJob, SampleRows, ScoreJob
 from trinity.engine.torch.kv import TILE, KVRows, round_up
+from trinity.engine.torch.prompt_pages import PromptPages, PromptSlot
 from trinity.engine.torch.sampler import DrawParams, draw, padded_logits, token_logprobs, uniform
 
 _ROWS_MULTIPLE = 8  # fewer rows take other matrix kernels, whose sums differ in the last bit
@@ -28,6 +29,7 @@ class Limits:
     max_batch_tokens: int
     max_running: int
     max_kv_bytes: int
+    max_kept_bytes: int
     num_threads: int = 1
 
 
@@ -43,22 +45,40 @@ class _Piece:
     def completes(self) -> bool:
         return self.end == len(self.job.tokens)
 
+    @property
+    def slot(self) -> PromptSlot:
+        assert self.job.slot is not None, "a job is computed that has no place"
+        return self.job.slot
+
+
+@dataclass
+class _TilePart:
+    """What a piece has in one tile: pages up to it, first token in the step, positions."""
+
+    pages: np.ndarray
+    first: int
+    start: int
+    end: int
+
 
 @dataclass(frozen=True)
 class _Load:
-    """What a set of jobs may come to need: sample rows, prompt rows, and the longest of each."""
+    """What a set of jobs may come to need: sample rows, the longest of them, prompt tokens."""
 
+    jobs: int = 0
     rows: int = 0
     longest: int = 0
-    prompts: int = 0
-    longest_prompt: int = 0
+    prompt_tokens: int = 0
 
     def with_job(self, job: Job) -> "_Load":
+        prompt_tokens = self.prompt_tokens + round_up(len(job.tokens))
+        if not isinstance(job, SampleJob):
+            return replace(self, jobs=self.jobs + 1, prompt_tokens=prompt_tokens)
         return _Load(
-            self.rows + (job.params.n - job.num_started if isinstance(job, SampleJob) else 0),
-            max(self.longest, job.longest if isinstance(job, SampleJob) else 0),
-            self.prompts + 1,
-            max(self.longest_prompt, len(job.tokens)),
+            self.jobs + 1,
+            self.rows + job.params.n - job.num_started,
+            max(self.longest, job.longest),
+            prompt_tokens,
         )
 
 
@@ -76,9 +96,8 @@ class Batcher:
         self._device = model.device
         num_layers = model.config.get_text_config().num_hidden_layers
         self._samples = KVRows(num_layers)
-        self._prompts = KVRows(num_layers)
-        self._free_rows: list[int] = []
-        self._num_prompt_rows = 0
+        self._num_layers = num_layers
+        self._prompts = PromptPages(num_layers, limits.max_kept_bytes)
         self._bytes_per_token = 0.0
         self._multiple = max(_ROWS_MULTIPLE, 4 * limits.num_threads)
         self.rows = SampleRows()
@@ -142,6 +161,11 @@ class Batcher:
         if not self.has_running:
             self._free_memory()
 
+    def forget_prompts(self) -> None:
+        """Use no keys and values of earlier requests any more: the weights have changed."""
+        self._prompts.forget()
+        self._prompts.clear_if_empty()
+
     def restart_running(self) -> None:
         """Send every started job back to the start of the queue, without progress."""
         jobs = self._started_jobs()
@@ -164,6 +188,8 @@ class Batcher:
         return list(dict.fromkeys(jobs))
 
     def _forget_running(self) -> None:
+        for job in self._started_jobs():
+            self._close_slot(job)
         self.rows = SampleRows()
         self.prefilling = []
         self.ready.clear()
@@ -171,9 +197,7 @@ class Batcher:
 
     def _free_memory(self) -> None:
         self._samples.clear()
-        self._prompts.clear()
-        self._free_rows = []
-        self._num_prompt_rows = 0
+        self._prompts.clear_if_empty()
 
     # Choosing
 
@@ -185,7 +209,7 @@ class Batcher:
             self.prefilling = [job for job in self.prefilling if not job.is_cancelled]
             self.ready = deque(job for job in self.ready if not job.is_cancelled)
         for job in cancelled:
-            self._free_prompt_row(job)
+            self._close_slot(job)
         gone = [row for row, job in enumerate(self.rows.jobs) if job.is_cancelled]
         if gone:
             self._remove_rows(np.array(gone))
@@ -198,19 +222,27 @@ class Batcher:
         for job in self._started_jobs():
             load = load.with_job(job)
         load = replace(load, rows=load.rows + len(self.rows))
+        held: list[Job] = []
         while self.waiting:
-            more = load.with_job(self.waiting[0])
-            if load.prompts and not self._fits(more):
-                return
-            load, job = more, self.waiting.popleft()
-            job.row = self._take_prompt_row()
+            job = self.waiting[0]
+            more = load.with_job(job)
+            if load.jobs and not self._fits(more):
+                break
+            self.waiting.popleft()
+            job.slot = self._prompts.open(job.tokens, is_shared=isinstance(job, SampleJob))
+            if job.slot is None:
+                held.append(job)
+                continue
+            job.num_computed = job.slot.num_known
+            load = more
             self.prefilling.append(job)
+        self.waiting.extendleft(reversed(held))
 
     def _fits(self, load: "_Load") -> bool:
         rows = min(load.rows, self._limits.max_running)
-        tokens = rows * round_up(load.longest) + load.prompts * round_up(load.longest_prompt)
+        tokens = rows * round_up(load.longest) + load.prompt_tokens
         return (
-            load.prompts <= self._limits.max_running
+            load.jobs <= self._limits.max_running
             and tokens * self._bytes_per_token <= self._limits.max_kv_bytes
         )
 
@@ -228,16 +260,10 @@ class Batcher:
             budget -= end - start
         return pieces
 
-    def _take_prompt_row(self) -> int:
-        if self._free_rows:
-            return self._free_rows.pop()
-        self._num_prompt_rows += 1
-        return self._num_prompt_rows - 1
-
-    def _free_prompt_row(self, job: Job) -> None:
-        if job.row >= 0:
-            self._free_rows.append(job.row)
-            job.row = -1
+    def _close_slot(self, job: Job) -> None:
+        if job.slot is not None:
+            self._prompts.close(job.slot)
+            job.slot = None
 
     # Computing
 
@@ -264,9 +290,7 @@ class Batcher:
                 logits_to_keep=self._padded(keep, self._multiple),
             )
         self.num_steps += 1
-        if not self._bytes_per_token and self._prompts.length:
-            stored = self._prompts.num_rows * self._prompts.length
-            self._bytes_per_token = self._prompts.size_bytes / stored
+        self._bytes_per_token = self._bytes_per_token or self._prompts.bytes_per_token
         return padded_logits(output.logits[0, : len(keep)])
 
     def _padded(self, values: np.ndarray, multiple: int) -> Tensor:
@@ -276,47 +300,47 @@ class Batcher:
 
     def _step_attention(self, pieces: list[_Piece], lengths: np.ndarray) -> StepAttention:
         longest = int(lengths.max(initial=0))
-        if pieces:
-            self._prompts.reserve(self._num_prompt_rows, max(piece.end for piece in pieces))
         if len(lengths):
-            self._samples.reserve(len(lengths), longest)
+            self._samples.reserve(len(lengths), key_length(longest))
         spans = [np.arange(piece.start, piece.end) for piece in pieces]
-        rows = [np.full(piece.end - piece.start, piece.job.row) for piece in pieces]
+        pages = [piece.slot.pages[span // TILE] for piece, span in zip(pieces, spans, strict=True)]
         return StepAttention(
             samples=self._samples,
             prompts=self._prompts,
             sample_rows=torch.arange(len(lengths), device=self._device),
             sample_positions=self._tensor(lengths - 1),
-            prompt_rows=self._tensor(_concatenated(rows)),
-            prompt_positions=self._tensor(_concatenated(spans)),
+            prompt_pages=self._tensor(_concatenated(pages)),
+            prompt_places=self._tensor(_concatenated(spans) % TILE),
             tiles=self._tiles(pieces),
             max_sample_length=longest,
         )
 
     def _tiles(self, pieces: list[_Piece]) -> list[PromptTiles]:
         """The pieces cut into tiles, those of equal place together."""
-        by_tile: dict[int, list[tuple[int, int, int, int]]] = {}
+        by_tile: dict[int, list[_TilePart]] = {}
         offset = 0
         for piece in pieces:
             for tile in range(piece.start // TILE, -(-piece.end // TILE)):
                 start, end = max(piece.start, tile * TILE), min(piece.end, (tile + 1) * TILE)
                 first = offset + start - piece.start
-                by_tile.setdefault(tile, []).append((piece.job.row, first, start, end))
+                by_tile.setdefault(tile, []).append(
+                    _TilePart(piece.slot.pages[: tile + 1], first, start, end)
+                )
             offset += piece.end - piece.start
         return [self._prompt_tiles(tile, parts) for tile, parts in by_tile.items()]
 
-    def _prompt_tiles(self, tile: int, parts: list[tuple[int, int, int, int]]) -> PromptTiles:
+    def _prompt_tiles(self, tile: int, parts: list[_TilePart]) -> PromptTiles:
         gather = np.zeros((len(parts), TILE), dtype=np.int64)
         places, tokens = [], []
-        for number, (_, first, start, end) in enumerate(parts):
-            inside = np.arange(start - tile * TILE, end - tile * TILE)
-            indexes = np.arange(first, first + end - start)
+        for number, part in enumerate(parts):
+            inside = np.arange(part.start - tile * TILE, part.end - tile * TILE)
+            indexes = np.arange(part.first, part.first + part.end - part.start)
             gather[number, inside] = indexes
             places.append(number * TILE + inside)
             tokens.append(indexes)
         return PromptTiles(
             tile=tile,
-            rows=self._tensor(np.array([row for row, *_ in parts])),
+            pages=self._tensor(np.stack([part.pages for part in parts])),
             gather=self._tensor(gather),
             scatter_from=self._tensor(np.concatenate(places)),
             scatter_to=self._tensor(np.concatenate(tokens)),
@@ -333,6 +357,7 @@ class Batcher:
         for piece in pieces:
             job, count = piece.job, len(_wanted_places(piece))
             job.num_computed = piece.end
+            self._prompts.publish(piece.slot, piece.end, len(job.tokens))
             if isinstance(job, ScoreJob):
                 now = slice(piece.start + 1, piece.start + 1 + count)
                 following = self._tensor(job.tokens[now])
@@ -345,7 +370,7 @@ class Batcher:
             if piece.completes:
                 self.prefilling.remove(job)
                 if isinstance(job, ScoreJob):
-                    self._free_prompt_row(job)
+                    self._close_slot(job)
                     job.on_done(job)
 
     def _start_samples(self, running_logits: Tensor | None) -> None:
@@ -366,16 +391,18 @@ class Batcher:
             job.num_started += count
             if job.num_started == job.params.n:
                 self.ready.popleft()
-                self._free_prompt_row(job)
+                self._close_slot(job)
                 job.first_logits = None
         if len(self.rows):
             self._draw(torch.cat(logits), np.concatenate(versions))
 
     def _copy_prompt(self, job: SampleJob, first: int, count: int) -> None:
-        length = round_up(len(job.tokens))
-        self._samples.reserve(first + count, length)
-        source = torch.full((count,), job.row, dtype=torch.int64, device=self._device)
-        self._samples.fill_from(self._prompts, source, first, length)
+        assert job.slot is not None, "a ready job has no place"
+        pages = self._tensor(job.slot.pages)[None]
+        self._samples.reserve(first + count, round_up(len(job.tokens)))
+        for layer in range(self._num_layers):
+            key, value = self._prompts.gather(layer, pages)
+            self._samples.fill(layer, first, *(x.expand(count, -1, -1, -1) for x in (key, value)))
 
     def _draw(self, logits: Tensor, versions: np.ndarray) -> None:
         """One token for every row, then the end of those that are done."""

@@ -26,6 +26,7 @@ from trinity.synchronizer.channel import open_weights
 from trinity.utils.log import get_logger
 
 _KV_SHARE = 0.4  # of the memory that is free once the model is loaded
+_KEPT_SHARE = 0.25  # of that, for prompts that may be used again
 
 
 class TorchEngine:
@@ -258,10 +259,12 @@ class TorchEngine:
         allowed = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._max_model_len = settings.max_model_len or allowed or 4096
         self._eos_ids = end_of_sequence_ids(settings.model_path)
+        kv_bytes = settings.kv_cache_bytes or int(_free_memory(settings.device) * _KV_SHARE)
         limits = Limits(
             max_batch_tokens=settings.max_batch_tokens,
             max_running=settings.max_running,
-            max_kv_bytes=settings.kv_cache_bytes or int(_free_memory(settings.device) * _KV_SHARE),
+            max_kv_bytes=kv_bytes,
+            max_kept_bytes=int(kv_bytes * _KEPT_SHARE) if settings.enable_prefix_caching else 0,
             num_threads=torch.get_num_threads(),
         )
         batcher = Batcher(model, limits, self._eos_ids)
@@ -314,6 +317,7 @@ class TorchEngine:
             done.set_exception(error)
             return
         batcher.version = ticket.version
+        batcher.forget_prompts()
         self._broken = None
         done.set_result(digest)
 

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from trinity.common.models.protocol import Completion, FinishReason, SamplingParams
+from trinity.engine.torch.prompt_pages import PromptSlot
 
 StopCheck = Callable[[Sequence[int]], bool]
 
@@ -23,7 +24,7 @@ class Job:
         self.on_done = on_done
         self.error: BaseException | None = None
         self.is_cancelled = False
-        self.row = -1
+        self.slot: PromptSlot | None = None
         self.num_computed = 0
 
     @property
@@ -33,7 +34,7 @@ class Job:
 
     def restart(self) -> None:
         """Forget all progress."""
-        self.row = -1
+        self.slot = None
         self.num_computed = 0
 
 

@@ -60,13 +60,6 @@ class KVRows:
         """The first rows and positions of a layer, without a copy."""
         return self._key(layer)[:num_rows, :, :length], self._value(layer)[:num_rows, :, :length]
 
-    def gather(self, layer: int, row_N: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Chosen rows of a layer, copied."""
-        return (
-            self._key(layer)[:, :, :length].index_select(0, row_N),
-            self._value(layer)[:, :, :length].index_select(0, row_N),
-        )
-
     def move(self, source_N: Tensor, target_N: Tensor, length: int) -> None:
         """Copy whole rows within the store."""
         for layer, key_RHLD in enumerate(self._keys):
@@ -74,18 +67,15 @@ class KVRows:
                 for rows_RHLD in (key_RHLD, self._value(layer)):
                     rows_RHLD[target_N, :, :length] = rows_RHLD[source_N, :, :length]
 
-    def fill_from(self, other: "KVRows", source_N: Tensor, first: int, length: int) -> None:
-        """Copy rows of ``other`` into the rows from ``first`` on."""
-        end = first + len(source_N)
-        for layer in range(len(self._keys)):
-            key_NHLD, value_NHLD = other.gather(layer, source_N, length)
-            for store, new in ((self._keys, key_NHLD), (self._values, value_NHLD)):
-                rows_RHLD = store[layer]
-                if rows_RHLD is None:
-                    _, heads, _, size = new.shape
-                    rows_RHLD = new.new_zeros(self.num_rows, heads, self.length, size)
-                    store[layer] = rows_RHLD
-                rows_RHLD[first:end, :, :length] = new
+    def fill(self, layer: int, first: int, key_NHLD: Tensor, value_NHLD: Tensor) -> None:
+        """Put whole sequences into the rows from ``first`` on."""
+        num_rows, heads, length, _ = key_NHLD.shape
+        for store, new in ((self._keys, key_NHLD), (self._values, value_NHLD)):
+            rows_RHLD = store[layer]
+            if rows_RHLD is None:
+                rows_RHLD = new.new_zeros(self.num_rows, heads, self.length, new.shape[-1])
+                store[layer] = rows_RHLD
+            rows_RHLD[first : first + num_rows, :, :length] = new
 
     def clear(self) -> None:
         """Free all memory."""

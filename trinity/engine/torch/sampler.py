@@ -78,8 +78,8 @@ def draw(logits_BV: Tensor, params: DrawParams) -> tuple[np.ndarray, np.ndarray]
     top_B = logits_BV.amax(dim=1)
     weight_BV = (logits_BV - top_B[:, None]).exp_()
     sums = _block_sums(weight_BV)
-    log_total_B = sums.sum(dim=1).log() + top_B
-    if not bool(torch.isfinite(log_total_B).all()):
+    log_total_B = np.log(sums.sum(dim=1).cpu().numpy()) + top_B.cpu().numpy()
+    if not np.isfinite(log_total_B).all():
         raise FloatingPointError("The model's logits are not finite; its weights are damaged.")
     touched = _cut(logits_BV, weight_BV, params)
     if touched:
@@ -89,17 +89,18 @@ def draw(logits_BV: Tensor, params: DrawParams) -> tuple[np.ndarray, np.ndarray]
     if is_greedy.any():
         greedy = torch.from_numpy(np.flatnonzero(is_greedy)).to(weight_BV.device)
         token_B[greedy] = logits_BV[greedy].argmax(dim=1)
-    chosen_B = logits_BV.gather(1, token_B[:, None])[:, 0].double()
-    return token_B.cpu().numpy(), (chosen_B - log_total_B).float().cpu().numpy()
+    chosen_B = logits_BV.gather(1, token_B[:, None])[:, 0].cpu().numpy()
+    return token_B.cpu().numpy(), (chosen_B - log_total_B).astype(np.float32)
 
 
 def token_logprobs(logits_BV: Tensor, token_B: Tensor, temperature: float) -> np.ndarray:
     """Logprob of one given token a row; ``logits_BV`` is overwritten."""
     logits_BV.div_(temperature or 1.0)
     top_B = logits_BV.amax(dim=1)
-    chosen_B = logits_BV.gather(1, token_B[:, None])[:, 0].double()
+    chosen_B = logits_BV.gather(1, token_B[:, None])[:, 0]
     total_B = _block_sums(logits_BV.sub_(top_B[:, None]).exp_()).sum(dim=1)
-    return (chosen_B - top_B - total_B.log()).float().cpu().numpy()
+    logs_B = np.log(total_B.cpu().numpy()) + top_B.cpu().numpy()
+    return (chosen_B.cpu().numpy() - logs_B).astype(np.float32)
 
 
 def _block_sums(weight_BV: Tensor) -> Tensor:
