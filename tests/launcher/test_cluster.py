@@ -1,0 +1,178 @@
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from trinity.launcher.cluster import ClusterError, gpus_in_cluster, ray_cluster, running_cluster
+from trinity.utils.actor import spawn
+
+
+@pytest.fixture(autouse=True)
+def _no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture
+def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty place for Ray's sessions; its path must be short."""
+    root = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", root)
+    (Path(root) / "ray").mkdir()
+    yield Path(root) / "ray"
+    shutil.rmtree(root, ignore_errors=True)
+
+
+class Asked:
+    """Tells what its process sees."""
+
+    async def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:1", "refused"),
+        ("nowhere", "host:port"),
+        ("no.such.host.invalid:6379", "No Ray cluster answers"),
+    ],
+)
+def test_an_address_where_nothing_is_fails_at_once(address: str, reason: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(ClusterError, match=reason) as caught, ray_cluster(address, "n", {}):
+        pass
+    assert time.monotonic() - start < 5
+    assert "ray start --head" in str(caught.value)
+
+
+def test_ray_address_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ClusterError, match=r"127\.0\.0\.1:1"), ray_cluster("auto", "n", {}):
+        pass
+
+
+def test_without_a_note_nothing_runs(ray_folder: Path) -> None:
+    start = time.monotonic()
+    assert running_cluster() is None
+    assert time.monotonic() - start < 0.3
+
+
+def test_a_stale_note_is_not_followed(ray_folder: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        (ray_folder / "ray_current_cluster").write_text(f"127.0.0.1:{other.getsockname()[1]}")
+        start = time.monotonic()
+        assert running_cluster() is None
+        assert time.monotonic() - start < 1
+
+
+def test_a_failed_start_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
+    wanted = pytest.raises(ClusterError, match=r"could not be started.*Not a directory")
+    with wanted, ray_cluster("local", "n", {}):
+        pass
+    assert not psutil.Process().children(recursive=True)
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+async def test_a_local_cluster_ends_with_the_block(tmp_path: Path) -> None:
+    timeline = tmp_path / "timeline.json"
+    with ray_cluster("local", "n", {"TRINITY_X": "1"}, timeline) as is_local:
+        assert is_local
+        asked = spawn(Asked, name="asked", namespace="n", env_vars={"TRINITY_Y": "2"})
+        assert await asked.variable("TRINITY_X") == "1"
+        assert await asked.variable("TRINITY_Y") == "2"
+        assert gpus_in_cluster() == 0
+        names = {p.name() for p in psutil.Process().children(recursive=True)}
+        assert not names & {"dashboard.py", "monitor.py", "log_monitor.py"}
+        with ray_cluster(None, "n", {}) as is_local:
+            assert not is_local
+        assert ray.is_initialized()
+        time.sleep(1.5)  # Ray collects events once a second
+    assert not ray.is_initialized()
+    assert not psutil.Process().children(recursive=True)
+    assert any("variable" in event["name"] for event in json.loads(timeline.read_text()))
+
+
+_DRIVER = """
+import os, sys, time
+from tests.launcher.test_cluster import Asked
+from trinity.launcher.cluster import ray_cluster
+from trinity.utils.actor import spawn
+import asyncio
+with ray_cluster("local", "n", {}):
+    asyncio.run(spawn(Asked, name="asked", namespace="n").variable("X"))
+    print("up", flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def _driver(seconds: float) -> subprocess.Popen[str]:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER, str(seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "up\n"
+    return driver
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_nothing_outlives_a_driver_that_is_killed() -> None:
+    driver = _driver(60)
+    processes = psutil.Process(driver.pid).children(recursive=True)
+    assert len(processes) >= 4
+    driver.kill()
+    driver.communicate()
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_end_is_silent() -> None:
+    driver = _driver(0)
+    out, err = driver.communicate(timeout=60)
+    assert (driver.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_started_cluster_is_joined_and_left_running(ray_folder: Path) -> None:
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0"]
+    command += ["--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        address = running_cluster()
+        assert address is not None
+        for _ in range(2):
+            with ray_cluster(None, "n", {}) as is_local:
+                assert not is_local
+        assert running_cluster() == address
+    finally:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                is_ours = process.environ().get("RAY_TMPDIR") == str(ray_folder.parent)
+                if is_ours and process.pid != os.getpid():
+                    process.kill()
+    assert running_cluster() is None
