@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
+from pathlib import Path
 
 from trinity.algorithm import ALGORITHM_TYPE
 from trinity.common.config import Config
@@ -144,7 +145,7 @@ def build_parts(
             config.group,
             config.name,
             role,
-            plan.job.monitor,
+            Path(config.monitor.cache_dir),
             config.monitor.monitor_args,
         )
         reporters.append(Reporter(monitor, listeners, get_logger(role)))

@@ -200,7 +200,7 @@ class Job:
             hints.append(("model", models[-1]))
         if self.config.monitor.monitor_type == "tensorboard":
             hints.append(("look", f"tensorboard --logdir {self.folder.path}"))
-        hints.append(("logs", str(self.plans[-1].job.log)))
+        hints.append(("logs", self.plans[-1].config.log.save_dir))
         if models:
             hints.append(
                 ("next", "load it: transformers.AutoModelForCausalLM.from_pretrained(<model>)")

@@ -10,7 +10,7 @@ from rich.table import Table
 from trinity.common.config import Config, Derived, derive
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode, TrainerType
-from trinity.common.errors import TrinityError
+from trinity.common.errors import ConfigError, Problem, TrinityError
 from trinity.launcher.hardware import cpu_cores, local_gpus
 from trinity.launcher.job import JobFolder, fresh_name
 from trinity.synchronizer.schedule import SyncSchedule
@@ -170,10 +170,12 @@ def make_plan(
     Raises:
         NotEnoughGpusError: More GPUs are asked for than found.
     """
+    config = with_chat_template(config)
     filled, notes = derive(config)
     path = Path(filled.checkpoint_job_dir)
     if not filled.continue_from_checkpoint and filled.mode is not Mode.BENCH:
         path = fresh_name(path)
+        filled, notes = derive(config.model_copy(update={"checkpoint_job_dir": str(path)}))
     gpus = gpu_needs(filled, local_gpus() if found_gpus is None else found_gpus)
     if gpus.total > gpus.found:
         raise NotEnoughGpusError(gpus)
@@ -191,8 +193,29 @@ def make_plan(
         schedule=_schedule(filled),
         notes=notes,
         plugin_dirs=tuple(plugin_dirs),
-        env_vars=_env_vars(filled, path, plugin_dirs),
+        env_vars=_env_vars(filled, plugin_dirs),
     )
+
+
+def with_chat_template(config: Config) -> Config:
+    """``config`` with the text of `model.chat_template_path` as its chat template.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    path = config.model.chat_template_path
+    if not path:
+        return config
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        key = "model.chat_template_path"
+        message = f"The chat template cannot be read: {error}."
+        problem = Problem(key, message, "Correct the path.", path, config.source.line(key))
+        raise ConfigError([problem], config.source.path) from error
+    copy = config.model_copy(deep=True)
+    copy.model.custom_chat_template = text
+    return copy
 
 
 def _schedule(config: Config) -> SyncSchedule:
@@ -205,10 +228,10 @@ def _schedule(config: Config) -> SyncSchedule:
     )
 
 
-def _env_vars(config: Config, job: Path, plugin_dirs: Sequence[str]) -> dict[str, str]:
+def _env_vars(config: Config, plugin_dirs: Sequence[str]) -> dict[str, str]:
     """Environment of every process of the run."""
     variables = {
-        "TRINITY_LOG_DIR": str(job / "log"),
+        "TRINITY_LOG_DIR": config.log.save_dir,
         "TRINITY_LOG_LEVEL": str(config.log.level),
         "TRINITY_PLUGIN_DIRS": ":".join(plugin_dirs),
     }
