@@ -34,6 +34,15 @@ _PACKAGES = {
     TrainerType.TINKER: ("tinker", "tinker"),
 }
 
+_HOMES = {
+    EngineType.VLLM: "trinity.engine.vllm",
+    EngineType.OPENAI: "trinity.engine.openai",
+    EngineType.TINKER: "trinity.engine.tinker",
+    TrainerType.VERL: "trinity.trainer.backends.verl",
+    TrainerType.TINKER: "trinity.trainer.backends.tinker",
+}
+"""Kind -> the package of ours that drives it."""
+
 
 def find_start_problems(config: Config) -> list[Problem]:
     """All that would stop a run with this (derived) configuration, each with key and line."""
@@ -67,6 +76,11 @@ def _package_problems(config: Config) -> Iterator[Problem]:
     if config.mode.trains:
         asked.append(("trainer.trainer_type", config.trainer.trainer_type))
     for key, kind in asked:
+        home = _HOMES.get(kind)
+        if home and importlib.util.find_spec(home) is None:
+            message = f"This version of trinity has no {kind!s} here yet."
+            yield Problem(key, message, "Use `torch`, or run with --cpu.", str(kind))
+            continue
         package, extra = _PACKAGES.get(kind, ("", ""))
         if package and importlib.util.find_spec(package) is None:
             yield Problem(
@@ -127,7 +141,7 @@ def _data_problems(config: Config) -> Iterator[Problem]:
         if config.mode is not Mode.BENCH:
             for index, taskset in enumerate(tasks.tasksets):
                 key = f"buffer.explorer_input.tasksets.{index}"
-                if config.source.line(key) is None or "tasksets" not in str(config.source.lines):
+                if "buffer.explorer_input.taskset" in config.source.lines:
                     key = "buffer.explorer_input.taskset"
                 yield from _renamed([*check_taskset(taskset), *check_workflow(taskset)], key)
         for index, taskset in enumerate(tasks.eval_tasksets):
