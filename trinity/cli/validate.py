@@ -16,6 +16,7 @@ def command(
 ) -> None:
     """Show all that is wrong with a file. Starts nothing; exit code 2 if anything is."""
     from trinity.common.config.advice import find_advice
+    from trinity.common.config.unread import find_unread
     from trinity.common.config.validate import validate_file
     from trinity.common.errors import ConfigError
 
@@ -24,6 +25,8 @@ def command(
         typer.echo(f"note: {warning}", err=True)
     if problems or config is None:
         raise ConfigError(problems, str(file))
+    for problem in find_unread(config):
+        typer.echo(f"note: {problem.key}: {problem.message} `trinity run` refuses it.", err=True)
     for advice in find_advice(config):
         typer.echo(f"advice: {advice}", err=True)
     stages = ", ".join(stage.stage_name for stage in config.stages)

@@ -11,6 +11,7 @@ from pathlib import Path
 from trinity.buffer import check_experience_buffer, check_taskset
 from trinity.common.config import Config
 from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.config.unread import find_unread
 from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import Problem
 from trinity.common.workflows import check_workflow
@@ -47,6 +48,7 @@ _HOMES = {
 def find_start_problems(config: Config) -> list[Problem]:
     """All that would stop a run with this (derived) configuration, each with key and line."""
     found = [
+        *find_unread(config),
         *_package_problems(config),
         *_model_problems(config),
         *_data_problems(config),

@@ -1,0 +1,43 @@
+"""Keys that no part of this version reads yet. A run that sets one is refused, not run without it.
+
+A test keeps the table exact: a key that nothing reads has to be here, and one that something reads
+must not be.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+from trinity.common.config.root import Config
+from trinity.common.errors import Problem
+
+UNREAD: dict[str, tuple[object, str]] = {
+    "model.lora_configs*": (None, "Adapters are not trained yet."),
+    "explorer.bench_on_latest_checkpoint": (False, "Mode bench takes all checkpoints."),
+    "explorer.max_inflight_batches": (2, "One batch is under way at a time."),
+    "trainer.save_strategy": ("unrestricted", "Checkpoint writers are not held back yet."),
+    "trainer.balance_batch": (True, "Batches are always balanced."),
+    "trainer.offload_policy": (False, "FSDP2 does not move state to the CPU yet."),
+    "monitor.enable_ray_timeline": (False, "No timeline is written yet."),
+    "synchronizer.group_name": ("rollout_weight_sync", "There is no NCCL group yet."),
+    "synchronizer.wait_for_checkpoint": (False, "The explorer starts with the weights it has."),
+    "*.enable_progress_bar": (False, "Loading shows no progress yet."),
+    "*.format.image_key": (None, "Images are not read yet."),
+    "*.format.video_key": (None, "Videos are not read yet."),
+}
+"""Key, with ``*`` for any part -> the value that changes nothing, and what is so."""
+
+
+def find_unread(config: Config) -> list[Problem]:
+    """The settings of ``config`` that nothing would act on."""
+    found: dict[str, Problem] = {}
+    for key, value in config.flatten().items():
+        for pattern, (harmless, why) in UNREAD.items():
+            if fnmatch(key, pattern) and value not in (harmless, [], {}):
+                shown = pattern.removesuffix("*") if pattern.endswith("*") else key
+                line = config.source.line(shown)
+                found.setdefault(
+                    shown,
+                    Problem(shown, f"Nothing reads this yet. {why}", "Remove it.", value, line),
+                )
+    return list(found.values())
