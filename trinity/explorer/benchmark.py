@@ -1,9 +1,11 @@
 """`mode: bench`: evaluate the starting model and the checkpoints of a job, one after the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from trinity.common.experience import Experience
 from trinity.common.models.protocol import WeightTicket
+from trinity.common.workflows import Task
 from trinity.explorer.explorer import Explorer
 
 
@@ -13,6 +15,31 @@ class Candidate:
 
     step: int
     open: Callable[[], WeightTicket]
+
+
+class NoTasks:
+    """The tasks of a run that only evaluates: none."""
+
+    async def next_batch(self) -> list[Task]:
+        raise StopAsyncIteration
+
+    def feedback(self, metrics: Mapping[str, object]) -> None: ...
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+class NoSink:
+    """Where the experiences of a run go that only evaluates: nowhere, there are none."""
+
+    async def process(self, experiences: list[Experience]) -> dict[str, object]:
+        return {}
+
+    async def flush(self, until: int) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass

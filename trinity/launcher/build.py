@@ -151,7 +151,8 @@ def build_parts(
         reporters.append(Reporter(monitor, listeners, get_logger(role)))
         return reporters[-1]
 
-    explorer, auxiliary = None, []
+    explorer: Explorer | None = None
+    auxiliary: list[InferenceEngine] = []
     if config.mode.explores:
         explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter("explorer"))
     trainer = None

@@ -9,6 +9,7 @@ from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.protocol import InferenceEngine
 from trinity.engine.torch.engine import TorchEngine
 from trinity.engine.torch.settings import TorchEngineSettings
+from trinity.explorer.benchmark import NoSink, NoTasks
 from trinity.explorer.explorer import Explorer, ExplorerSettings
 from trinity.explorer.pool import RunnerPool
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
@@ -42,8 +43,8 @@ def build(
     explorer = Explorer(
         engines=rollout.engines,
         scheduler=Scheduler(_pool(plan, rollout, auxiliary), _scheduling(config)),
-        tasks=buffers.tasks,
-        sink=buffers.pipeline,
+        tasks=buffers.tasks or NoTasks(),
+        sink=buffers.pipeline or NoSink(),
         board=board,
         schedule=plan.schedule,
         settings=_settings(config),

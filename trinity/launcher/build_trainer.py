@@ -22,7 +22,7 @@ from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.loss import Objective
 from trinity.trainer.preparation import Preparation
-from trinity.trainer.trainer import Trainer, TrainerSettings
+from trinity.trainer.trainer import ExperienceSource, Trainer, TrainerSettings
 from trinity.trainer.update import Updater
 from trinity.utils import actor
 from trinity.utils.log import get_logger
@@ -173,7 +173,7 @@ def _objective(config: Config) -> Objective:
     )
 
 
-def _source(config: Config, buffers: Buffers) -> object:
+def _source(config: Config, buffers: Buffers) -> ExperienceSource:
     strategy = SAMPLE_STRATEGY.get(config.algorithm.sample_strategy or "default")
     return strategy(
         buffers.reader,

@@ -7,13 +7,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import psutil
 
 from trinity.checkpoint import layout
 from trinity.common.config import Config, iterate_stages
 from trinity.common.constants import Mode
-from trinity.common.errors import ConfigError, Problem
+from trinity.common.errors import ConfigError, Problem, TrinityError
 from trinity.launcher.build import Parts, build_parts
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
@@ -25,6 +26,10 @@ from trinity.launcher.summary import MemoryWatch, RunSummary, StageRecorder, Sta
 from trinity.utils.log import get_logger
 
 _EXIT_INTERRUPTED = 130
+
+
+class RunFailedError(TrinityError):
+    """A run that ended by an error nobody raised on purpose; the text is its first cause."""
 
 
 @dataclass
@@ -71,7 +76,7 @@ class Job:
     def run(self) -> int:
         """Run all stages that are not finished; the exit code of the process."""
         started = psutil.Process().create_time()
-        self.folder.create()
+        self._create_folder()
         summary = RunSummary(self.config.project, self.config.name, str(self.folder.path))
         with ExitStack() as stack:
             for role in self._roles():
@@ -83,7 +88,8 @@ class Job:
                 summary.status = "interrupted" if self._is_interrupted else "finished"
             except BaseException as error:
                 summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
-                raise
+                get_logger("launcher").info("The run failed.", exc_info=error)
+                raise _shown(error, self.plans[0].job.log) from error
             finally:
                 self.screen.end_stage()
                 summary.seconds = time.time() - started
@@ -91,6 +97,17 @@ class Job:
                 summary.write(self.folder.path)
         self.screen.final_table(summary, self._hints(summary))
         return _EXIT_INTERRUPTED if self._is_interrupted else 0
+
+    def _create_folder(self) -> None:
+        try:
+            self.folder.create()
+        except OSError as error:
+            message = f"{self.folder.path} can't be made: {error.strerror or error}."
+            fix = "Name another folder, or set TRINITY_CHECKPOINT_ROOT_DIR."
+            key = "checkpoint_root_dir"
+            line = self.config.source.line(key)
+            problem = Problem(key, message, fix, self.config.checkpoint_root_dir or None, line)
+            raise ConfigError([problem], self.config.source.path) from error
 
     def _roles(self) -> list[str]:
         """What of the job this process runs: two terminals may share a job by role."""
@@ -132,7 +149,8 @@ class Job:
                     await self._run_stage(plan, index, stage, summary, started)
                     if self._is_interrupted:
                         return
-                    done.finish(index)
+                    if self.config.stages:
+                        done.finish(index)
                 model_path = _huggingface_folder(plan)
                 stage.huggingface = model_path
 
@@ -206,6 +224,15 @@ class Job:
                 ("next", "load it: transformers.AutoModelForCausalLM.from_pretrained(<model>)")
             )
         return hints
+
+
+def _shown(error: BaseException, log: Path) -> BaseException:
+    """What a person sees of an error that ended the run: its text, and where the rest stands."""
+    if isinstance(error, TrinityError) or not isinstance(error, Exception):
+        return error
+    return RunFailedError(
+        f"{type(error).__name__}: {error}\nThe traceback is in {log}/launcher.log."
+    )
 
 
 def _starting_from(plan: RunPlan, model_path: str | None) -> RunPlan:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from trinity.algorithm.kl_fn.base import KLFn
 from trinity.common.constants import SyncStyle
@@ -151,7 +151,8 @@ class Trainer:
             return
         while not reading.done():
             asked = asyncio.ensure_future(self.board.wait_asked())
-            await asyncio.wait({reading, asked}, return_when=asyncio.FIRST_COMPLETED)
+            waits: set[asyncio.Future[Any]] = {reading, asked}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             asked.cancel()
             if reading.done() or not await self.board.is_asked():
                 continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.engine import TrainEngine
+from trinity.trainer.engine import TrainedRole, TrainEngine
 from trinity.trainer.loss import Objective
 from trinity.utils.metrics import Metrics
 from trinity.utils.timer import timed
@@ -57,7 +57,7 @@ class Updater:
             metrics["actor/first_ratio_max_deviation"] = found["actor/ratio_max_deviation"][0]
 
     async def _step(
-        self, batch: TrainBatch, objective: Objective, which: str, found: dict[str, list[float]]
+        self, batch: TrainBatch, objective: Objective, which: TrainedRole, found: dict[str, list[float]]
     ) -> None:
         if batch.num_trained_tokens == 0:
             return

@@ -1,25 +1,94 @@
-"""Run a plain class as a named Ray actor, and call it as if it were local."""
+"""Run a plain class as a named Ray actor, and call it as if it were local.
 
+Ray sees one actor class, `Process`, which holds the object: so errors cross as what they are, with
+the far traceback as a note, whatever Ray makes of them.
+"""
+
+import asyncio
 import contextlib
+import os
+import pickle
+import traceback
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TypeVar, cast
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, cast
 
 import ray
+from ray import cloudpickle
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 T = TypeVar("T")
+
+_DEATHS = (RayActorError, OutOfMemoryError, WorkerCrashedError, NodeDiedError)
 
 
 class ProcessDied(ConnectionError):
     """The process behind a stand-in is gone."""
 
 
+class _Outcome(NamedTuple):
+    """What a call came to. An error travels pickled, since the caller may not know its class."""
+
+    value: object = None
+    error: bytes = b""
+    text: str = ""
+    trace: str = ""
+    is_stillborn: bool = False
+
+
+class Process:
+    """The far side: holds the object and makes the calls."""
+
+    def __init__(self, cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._failure: _Outcome | None = None
+        try:
+            self._object = cls(*args, **kwargs)
+        except BaseException as error:  # told to whoever calls first
+            self._failure = _failed(error)._replace(is_stillborn=True)
+
+    async def call(
+        self, method: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> _Outcome:
+        if self._failure is not None:
+            return self._failure
+        try:
+            return _Outcome(await getattr(self._object, method)(*args, **kwargs))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # by the caller
+            return _failed(error)
+        except BaseException as error:  # goes to the caller
+            return _failed(error)
+
+
+def _failed(error: BaseException) -> _Outcome:
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    outcome = _Outcome(
+        text=f"{type(error).__name__}: {error}", trace=f"In process {os.getpid()}:\n{trace}"
+    )
+    if not isinstance(error, Exception):  # an exit must not end the caller too
+        return outcome
+    with contextlib.suppress(Exception):  # it holds a lock, a socket ...
+        return outcome._replace(error=cloudpickle.dumps(error))
+    return outcome
+
+
 class _Remote:
     """Stands in for an object that lives in an actor: `await remote.method(...)`.
 
     Like the real one it gives coroutines, and its errors are the real ones; a dead process is
-    `ProcessDied`. It can be sent to other actors. Only async methods cross: attributes do not.
+    `ProcessDied`. A cancelled call is cancelled over there. It can be sent to other actors. Only
+    async methods cross: attributes do not.
     """
 
     def __init__(self, actor: ActorHandle, name: str) -> None:
@@ -31,18 +100,43 @@ class _Remote:
             raise AttributeError(method)
 
         async def call(*args: object, **kwargs: object) -> object:
+            reference: ray.ObjectRef[_Outcome] = self._actor.call.remote(method, args, kwargs)
             try:
-                return await getattr(self._actor, method).remote(*args, **kwargs)
-            except RayActorError as error:
+                outcome = await reference
+            except asyncio.CancelledError:
+                with contextlib.suppress(Exception):  # the actor is gone, or Ray is
+                    ray.cancel(reference)
+                raise
+            except _DEATHS as error:
                 raise ProcessDied(f"{self._name}: {_cause_of_death(error)}") from None
-            except RayTaskError as error:
-                cause = getattr(error, "cause", None)
-                raise (cause if isinstance(cause, Exception) else error) from error
+            except RayTaskError as error:  # the arguments can't be read there
+                raise RuntimeError(f"{self._name}: {_last_line(str(error))}") from error
+            if outcome.is_stillborn:
+                kill(self)
+            return _opened(outcome)
 
         return call
 
     def __reduce__(self) -> tuple[type, tuple[ActorHandle, str]]:
         return _Remote, (self._actor, self._name)
+
+
+def _opened(outcome: _Outcome) -> object:
+    """The value of ``outcome``, or its error raised."""
+    if not outcome.text:
+        return outcome.value
+    try:
+        error = pickle.loads(outcome.error)
+    except Exception:  # its class is not here, or wants other arguments
+        error = None
+    raised = error if isinstance(error, Exception) else RuntimeError(outcome.text)
+    raised.add_note(outcome.trace)
+    raise raised
+
+
+@cache
+def _process_class() -> Any:
+    return ray.remote(Process)
 
 
 def spawn(
@@ -59,6 +153,8 @@ def spawn(
 ) -> T:
     """Start ``cls`` as the actor ``name``, or join it if it runs, and return a stand-in for it.
 
+    Returns at once; the process takes a second to start. It ends with the last stand-in.
+
     Args:
         max_concurrency: Async calls the actor runs side by side.
         env_vars: Set in the actor's process before anything is imported there.
@@ -74,8 +170,8 @@ def spawn(
         "runtime_env": {"env_vars": dict(env_vars)} if env_vars else {},
         "lifetime": "detached" if is_detached else None,
     }
-    handle = ray.remote(cls).options(**options).remote(*args, **kwargs)
-    return cast(T, _Remote(handle, name))
+    handle = _process_class().options(**options).remote(cls, args, kwargs)
+    return cast(T, _Remote(cast(ActorHandle, handle), name))
 
 
 def connect(name: str, namespace: str) -> object | None:
@@ -100,19 +196,35 @@ def is_remote(thing: object) -> bool:
 
 def put(value: object) -> object:
     """Keep ``value`` in the cluster's shared memory; the reference can be sent anywhere."""
-    return [ray.put(value)]  # in a list: Ray resolves bare references in arguments
+    return ray.put(value)
 
 
 def fetch(reference: object, timeout_s: float | None = None) -> object:
-    """The value behind a reference of `put`; `TimeoutError` after ``timeout_s`` seconds."""
+    """The value behind a reference of `put`; its arrays are read in place and can't be written.
+
+    Raises:
+        TimeoutError: It does not come within ``timeout_s`` seconds.
+        ProcessDied: The process that put it is gone, and the value with it.
+    """
     try:
-        return ray.get(cast(list, reference)[0], timeout=timeout_s)
+        return ray.get(cast(ray.ObjectRef, reference), timeout=timeout_s)
     except GetTimeoutError as error:
         raise TimeoutError(f"No value from the object store within {timeout_s} s.") from error
+    except ObjectLostError as error:
+        raise ProcessDied(f"The value is lost with the process that put it: {error}") from None
 
 
-def _cause_of_death(error: RayActorError) -> str:
+def _cause_of_death(error: Exception) -> str:
     text = str(error)
+    if "creation task" in text:
+        return f"the process could not be set up ({_last_line(text)})"
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
+        return "the process was ended because the machine ran low on memory"
+    if "unexpectedly" in text:
+        return "the process was killed or crashed, without an error of its own"
+    return f"the process ended ({_last_line(text)})"
+
+
+def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    wanted = [line for line in lines if "exit" in line.lower() or "killed" in line.lower()]
-    return f"the process ended ({(wanted or lines or ['no cause known'])[-1]})"
+    return lines[-1] if lines else "no cause known"

@@ -44,4 +44,6 @@ def _reduce(values: list[float], how: str) -> float:
         return values[-1]
     if how == "mean":
         return math.fsum(values) / len(values)
-    return {"sum": math.fsum, "max": max, "min": min}[how](values)
+    if how == "sum":
+        return math.fsum(values)
+    return max(values) if how == "max" else min(values)
