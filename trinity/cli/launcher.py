@@ -19,6 +19,7 @@ COMMANDS = {
     "validate": "trinity.cli.validate",
     "explain": "trinity.cli.explain",
     "schema": "trinity.cli.schema",
+    "debug": "trinity.cli.debug",
     "import-verl": "trinity.cli.import_verl",
 }
 """Name on the command line -> module of the command."""

@@ -132,26 +132,32 @@ def _nearest(engines: Sequence[InferenceEngine], index: int) -> list[InferenceEn
 def _serve(plan: RunPlan, model: InferenceModelConfig, name: str) -> Served:
     make = _ENGINES[model.engine_type]
     engines = [make(plan, model, f"{name}_{index}") for index in range(model.engine_num)]
-    return Served(engines, _model_settings(plan.config, model))
+    return Served(engines, model_settings(plan.config, model))
 
 
-def _torch_engine(plan: RunPlan, model: InferenceModelConfig, name: str) -> InferenceEngine:
+def torch_settings(
+    config: Config, model: InferenceModelConfig, cores: int, device: str
+) -> TorchEngineSettings:
+    """What the embedded engine is told of a model."""
     overrides = {"rope_scaling": model.rope_scaling, "rope_theta": model.rope_theta}
-    settings = TorchEngineSettings(
-        model_path=model.model_path or plan.config.model.model_path,
+    return TorchEngineSettings(
+        model_path=model.model_path or config.model.model_path,
         dtype=model.dtype,
         seed=model.seed,
-        init_seed=plan.config.seed,
+        init_seed=config.seed,
         max_model_len=model.max_model_len,
-        num_threads=plan.cores,
+        num_threads=cores,
         enable_prefix_caching=model.enable_prefix_caching,
-        device=plan.device,
+        device=device,
         trust_remote_code=model.trust_remote_code,
         config_overrides={key: value for key, value in overrides.items() if value is not None},
     )
+
+
+def _torch_engine(plan: RunPlan, model: InferenceModelConfig, name: str) -> InferenceEngine:
     engine: InferenceEngine = actor.spawn(
         TorchEngine,
-        settings,
+        torch_settings(plan.config, model, plan.cores, plan.device),
         name=name,
         namespace=plan.namespace,
         env_vars={**plan.env_vars, "OMP_NUM_THREADS": str(plan.cores)},
@@ -164,7 +170,8 @@ _ENGINES: dict[EngineType, Callable[[RunPlan, InferenceModelConfig, str], Infere
 }
 
 
-def _model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings:
+def model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings:
+    """What a wrapper is told of a model."""
     names = (
         "temperature",
         "top_p",
