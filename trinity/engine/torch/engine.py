@@ -49,6 +49,7 @@ class TorchEngine:
         self._is_paused = False
         self._updates: deque[tuple[WeightTicket, Future[str]]] = deque()
         self._is_closing = False
+        self._is_closed = False
         self._broken: BaseException | None = None
         self._requests = itertools.count()
         self._log = get_logger("engine")
@@ -73,6 +74,7 @@ class TorchEngine:
             ValueError: The prompt is empty or leaves no room for a new token.
         """
         _refuse_adapter(adapter)
+        self._require_sound()
         room = self._max_model_len - len(prompt_ids)
         if not len(prompt_ids) or room < 1:
             raise ValueError(
@@ -99,6 +101,7 @@ class TorchEngine:
     ) -> list[float]:
         """Log-probability of each token given those before it: ``len(token_ids) - 1`` values."""
         _refuse_adapter(adapter)
+        self._require_sound()
         if len(token_ids) < 2:
             return []
         if len(token_ids) > self._max_model_len:
@@ -175,9 +178,15 @@ class TorchEngine:
 
     @property
     def _ready_batcher(self) -> Batcher:
-        if self._batcher is None:
+        if self._batcher is None or self._thread is None:
             raise RuntimeError("The engine is not ready: await prepare() first.")
         return self._batcher
+
+    def _require_sound(self) -> None:
+        """Raise unless the engine is ready and its weights are whole."""
+        _ = self._ready_batcher
+        if self._broken is not None:
+            raise RuntimeError(f"The engine stopped: {self._broken}") from self._broken
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -185,8 +194,6 @@ class TorchEngine:
 
     async def _finished(self, job: Job) -> None:
         batcher = self._ready_batcher
-        if self._broken is not None:
-            raise RuntimeError(f"The engine stopped: {self._broken}") from self._broken
         done: Future[None] = Future()
 
         def on_done(job: Job) -> None:
@@ -213,6 +220,8 @@ class TorchEngine:
         if self._thread is None:
             raise RuntimeError("The engine is not running: await prepare() first.")
         with self._wake:
+            if self._is_closed:
+                raise ConnectionError("The engine was closed.")
             self._inbox.append(action)
             self._wake.notify()
 
@@ -232,8 +241,16 @@ class TorchEngine:
                 self._update(*self._updates.popleft())
             if self._is_stepping:
                 self._step()
+        self._end(self._batcher)
+
+    def _end(self, batcher: Batcher) -> None:
+        """Fail what is left. Nothing can be put into the inbox any more."""
+        with self._wake:
+            self._is_closed = True
+        for action in self._inbox:
+            action()
         closed = ConnectionError("The engine was closed.")
-        self._batcher.fail_all(closed)
+        batcher.fail_all(closed)
         for _, done in self._updates:
             done.set_exception(closed)
 
