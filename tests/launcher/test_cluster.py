@@ -36,6 +36,9 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 class Asked:
     """Tells what its process sees."""
 
+    async def pid(self) -> int:
+        return os.getpid()
+
     async def variable(self, name: str) -> str | None:
         return os.environ.get(name)
 
@@ -112,13 +115,23 @@ async def test_a_local_cluster_ends_with_the_block(tmp_path: Path) -> None:
 
 
 _DRIVER = """
-import os, sys, time
+import asyncio, os, signal, sys, time
 from tests.launcher.test_cluster import Asked
 from trinity.launcher.cluster import ray_cluster
-from trinity.utils.actor import spawn
-import asyncio
+from trinity.utils.actor import ProcessDied, spawn
+
+async def lose_one():
+    lost = spawn(Asked, name="lost", namespace="n")
+    os.kill(await lost.pid(), signal.SIGKILL)
+    try:
+        await lost.pid()
+    except ProcessDied:
+        await asyncio.sleep(1)
+
 with ray_cluster("local", "n", {}):
-    asyncio.run(spawn(Asked, name="asked", namespace="n").variable("X"))
+    kept = spawn(Asked, name="kept", namespace="n")
+    asyncio.run(kept.pid())
+    asyncio.run(lose_one())
     print("up", flush=True)
     time.sleep(float(sys.argv[1]))
 """
@@ -150,7 +163,7 @@ def test_nothing_outlives_a_driver_that_is_killed() -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_the_end_is_silent() -> None:
+def test_deaths_and_the_end_are_silent() -> None:
     driver = _driver(0)
     out, err = driver.communicate(timeout=60)
     assert (driver.returncode, out, err) == (0, "", "")

@@ -4,7 +4,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def ray_cluster(
         leave = _start(options, has_timeline=timeline is not None)
     else:
         leave = _join(str(target), options)
+    _mute()
     try:
         yield is_local
         if timeline is not None:
@@ -96,6 +98,14 @@ def _join(address: str, options: Mapping[str, Any]) -> Callable[[], None]:
             ) from error
         undo.callback(ray.shutdown)
         return undo.pop_all().close
+
+
+def _mute() -> None:
+    """End Ray's thread that prints to stdout when a process dies: who waits for it is told."""
+    worker: Any = import_module("ray._private.worker").global_worker
+    with suppress(AttributeError):  # another release of Ray: it prints
+        worker.threads_stopped.set()
+        worker.gcs_error_subscriber.close()
 
 
 def _probe(address: str) -> None:
