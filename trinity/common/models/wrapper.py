@@ -156,11 +156,7 @@ class ModelWrapper:
         Raises:
             ValueError: There is no assistant turn, or the chat template hides one.
         """
-        last = max(
-            (i for i, message in enumerate(messages) if message.get("role") == "assistant"),
-            default=-1,
-        )
-        talk = messages[: last + 1]
+        talk = _until_last_reply(messages)
         row = self._transcript.known_row(talk, tools)
         was_sampled = row is not None
         if row is None:
@@ -390,6 +386,13 @@ class ModelWrapper:
             finally:
                 self._load[place] -= 1
         raise ValueError("This model has no engines.")
+
+
+def _until_last_reply(messages: Messages) -> Messages:
+    places = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    if not places:
+        raise ValueError("The conversation has no assistant turn to learn from.")
+    return messages[: places[-1] + 1]
 
 
 def _message(parsed: ParsedReply, call_id: Callable[[int], str]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """`TorchEngine`: the async face of a `Batcher` that runs in a thread of its own."""
 
 import asyncio
+import contextlib
 import itertools
 import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import cached_property
 
 import psutil
@@ -197,12 +198,11 @@ class TorchEngine:
         done: Future[None] = Future()
 
         def on_done(job: Job) -> None:
-            if done.cancelled():
-                return
-            if job.error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(job.error)
+            with contextlib.suppress(InvalidStateError):  # the caller has gone
+                if job.error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(job.error)
 
         def cancel() -> None:
             job.is_cancelled = True
@@ -212,7 +212,8 @@ class TorchEngine:
         try:
             await asyncio.wrap_future(done)
         except asyncio.CancelledError:
-            self._put(cancel)
+            with contextlib.suppress(ConnectionError):
+                self._put(cancel)
             raise
 
     def _put(self, action: Callable[[], None]) -> None:
