@@ -19,6 +19,12 @@ class Odd:
     def fingerprint(self) -> str:
         return "odd"
 
+    async def prepare(self) -> None:
+        self.is_open = True
+
+    async def close(self) -> None:
+        self.is_open = False
+
     async def process_rows(self, rows: Sequence[Row]) -> tuple[list[Row], dict[str, float]]:
         if self.stop_after is not None and len(self.chunks) == self.stop_after:
             raise ConnectionError("stopped")
@@ -56,8 +62,10 @@ async def test_chunks_in_order_with_progress(tmp_path: Path):
 
 
 async def test_a_stopped_pipeline_goes_on(tmp_path: Path):
+    processor = Odd(stop_after=2)
     with pytest.raises(ConnectionError):
-        await pipeline(tmp_path, Odd(stop_after=2)).run()
+        await pipeline(tmp_path, processor).run()
+    assert not processor.is_open
     processor = Odd()
     path = await pipeline(tmp_path, processor).run()
     assert processor.chunks == [2]

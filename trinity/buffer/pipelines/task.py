@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from trinity.buffer.rows import DataError, Row, Rows, open_rows
+from trinity.common.config.data_processor import TaskPipelineConfig
+from trinity.common.config.service import DataJuicerServiceConfig
 from trinity.utils.metrics import Metrics
+from trinity.utils.registry import Registry
 
 STATS = "stats"
 """Column in which a processor returns what it found out about a row."""
@@ -21,13 +24,13 @@ STATS = "stats"
 DEFAULT_WEIGHTS = {"difficulty": -0.7, "diversity": 0.8, "usage_frequency": -0.5, "quality": 1.0}
 _CHUNK_ROWS = 500
 _OUTPUT_NAME = "output.jsonl"
-_MARK_NAME = "pipeline.json"
+_MARK_NAME = ".pipeline"
 
 Progress = Callable[[int, int], None]
 
 
 class RowProcessor(Protocol):
-    """What works on rows."""
+    """What works on rows. ``prepare`` -> ``process_rows`` -> ``close``."""
 
     @property
     def needs_all_rows(self) -> bool:
@@ -38,9 +41,19 @@ class RowProcessor(Protocol):
         """The same text for the same steps."""
         ...
 
+    async def prepare(self) -> None: ...
+
+    async def close(self) -> None: ...
+
     async def process_rows(self, rows: Sequence[Row]) -> tuple[list[Row], Metrics]:
         """The rows that are left, perhaps changed, with a column `STATS` (an object) each."""
         ...
+
+
+ROW_PROCESSORS: Registry[Callable[..., RowProcessor]] = Registry(
+    "row processor",
+    {"data_juicer": "trinity.service.data_juicer.processor.DataJuicerProcessor"},
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,16 @@ class TaskPipeline:
             report(total, total)
             return output
         parts = self._parts_folder(mark)
-        done = 0
+        await self.processor.prepare()
+        try:
+            await self._process_all(inputs, parts, report)
+        finally:
+            await self.processor.close()
+        self._finish(parts, output, mark)
+        return output
+
+    async def _process_all(self, inputs: Sequence[Rows], parts: Path, report: Progress) -> None:
+        done, total = 0, sum(map(len, inputs))
         report(done, total)
         for number, rows in enumerate(self._chunks(inputs)):
             part = parts / f"{number:06d}.jsonl"
@@ -111,8 +133,6 @@ class TaskPipeline:
                 await self._process(rows, part)
             done += len(rows)
             report(done, total)
-        self._finish(parts, output, mark)
-        return output
 
     def _chunks(self, inputs: Sequence[Rows]) -> Iterator[list[Row]]:
         chunk: list[Row] = []
@@ -199,6 +219,43 @@ class TaskPipeline:
         parts = output.with_name(f"{output.name}.parts-{mark[:8]}")
         parts.mkdir(parents=True, exist_ok=True)
         return parts
+
+
+async def run_task_pipeline(
+    config: TaskPipelineConfig,
+    service: DataJuicerServiceConfig | None,
+    output: str,
+    report: Progress = lambda done, total: None,
+) -> Metrics:
+    """Run the task pipeline of a config; does nothing if its result is there already.
+
+    Args:
+        service: Section `service.data_juicer`.
+        output: Folder of the result; becomes the path of the taskset.
+        report: Called with the rows done and all rows.
+
+    Raises:
+        DataError: Input or output can't be used.
+        TrinityError: The service can't be started, or an operator failed.
+    """
+    processor = ROW_PROCESSORS.get("data_juicer")(
+        config.operators,
+        config.config_path,
+        service_config=service,
+        num_process=config.num_process,
+    )
+    settings = TaskPipelineSettings(
+        inputs=config.inputs,
+        output=Path(output),
+        target_fields=config.target_fields,
+        priority_weights=config.priority_weights,
+        top_k=config.top_k,
+        split=config.output.split if config.output is not None else "train",
+        subset_name=config.output.subset_name if config.output is not None else None,
+    )
+    pipeline = TaskPipeline(processor, settings)
+    await pipeline.run(report)
+    return {f"task_pipeline/{name}": value for name, value in pipeline.metrics.items()}
 
 
 def _stats(row: Row) -> dict[str, object]:

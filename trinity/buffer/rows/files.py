@@ -170,6 +170,9 @@ def _of_split(folder: Path, files: list[Path], split: str) -> list[Path]:
 
 def _of_one_format(folder: Path, files: list[Path]) -> DataFiles:
     formats = {format_of(file) for file in files}
+    if len(formats) > 1 and "json" in formats:  # beside tables it is more likely a description
+        formats.remove("json")
+        files = [file for file in files if format_of(file) != "json"]
     if len(formats) > 1:
         raise DataError(
             f"{str(folder)!r} mixes data files of several kinds in one split: "
