@@ -1,12 +1,10 @@
 """RunPlan -> the trainer: its engine, what it reads, and how it updates."""
 
-import math
-from collections.abc import Mapping
-
 from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, KL_FN, SAMPLE_STRATEGY
 from trinity.algorithm.advantage_fn.base import AdvantageFn
 from trinity.algorithm.rollout_correction import RolloutCorrection
 from trinity.common.config import Config
+from trinity.common.config.training import PartSettings, training_settings
 from trinity.common.constants import SyncMethod
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.job import JobCheckpoints
@@ -84,16 +82,17 @@ def _engine(plan: RunPlan, total_steps: int | None) -> TrainEngine:
 def _engine_settings(plan: RunPlan, total_steps: int | None) -> TorchEngineSettings:
     config = plan.config
     trainer, model = config.trainer, config.model
+    part = training_settings(config).actor
     overrides = {"rope_scaling": model.rope_scaling, "rope_theta": model.rope_theta}
     return TorchEngineSettings(
         model_path=model.model_path,
         dtype=trainer.dtype,
         seed=config.seed,
         temperature=model.temperature,
-        optimizer=_optimizer(config, total_steps),
-        micro_batches=_micro_batches(config),
+        optimizer=_optimizer(part, _num_updates(config, total_steps)),
+        micro_batches=MicroBatchRule(part.train.max_tokens, part.train.max_rows),
         shares_prefixes=trainer.enable_shared_prefix,
-        gradient_checkpointing=trainer.enable_gradient_checkpointing,
+        gradient_checkpointing=part.gradient_checkpointing,
         device=plan.device,
         trust_remote_code=trainer.trust_remote_code,
         config_overrides={key: value for key, value in overrides.items() if value is not None},
@@ -102,51 +101,26 @@ def _engine_settings(plan: RunPlan, total_steps: int | None) -> TorchEngineSetti
     )
 
 
-def _optimizer(config: Config, total_steps: int | None) -> OptimizerSettings:
-    given = config.algorithm.optimizer
-    updates = None if total_steps is None else total_steps * updates_per_step(config)
+def _num_updates(config: Config, total_steps: int | None) -> int | None:
+    """Optimizer steps of the run: one for each epoch over the rows of a training step."""
+    return None if total_steps is None else total_steps * config.trainer.ppo_epochs
+
+
+def _optimizer(part: PartSettings, num_updates: int | None) -> OptimizerSettings:
+    given = part.optimizer
     return OptimizerSettings(
         lr=given.lr,
         betas=given.betas,
         weight_decay=given.weight_decay,
-        clip_grad=config.trainer.grad_clip,
+        clip_grad=part.grad_clip,
         schedule=Schedule(
             given.lr_scheduler_type.value,
             warmup_steps=given.lr_warmup_steps,
             warmup_ratio=given.lr_warmup_steps_ratio,
             min_ratio=given.min_lr_ratio,
-            total_steps=updates,
+            total_steps=num_updates,
         ),
     )
-
-
-def updates_per_step(config: Config) -> int:
-    """Optimizer steps of one training step: epochs times mini-batches."""
-    size = mini_batch_size(config)
-    rows = config.buffer.train_batch_size
-    mini_batches = math.ceil(rows / size) if size and rows else 1
-    return config.trainer.ppo_epochs * mini_batches
-
-
-def mini_batch_size(config: Config) -> int | None:
-    """Rows of one optimizer step; None: all rows of a training step, as the seeds' FAQ says."""
-    return None
-
-
-def _micro_batches(config: Config) -> MicroBatchRule:
-    if config.trainer.use_dynamic_bsz:
-        return MicroBatchRule(max_tokens=config.trainer.max_token_len_per_gpu)
-    actor_keys = verl_section(config, "actor_rollout_ref", "actor")
-    rows = actor_keys.get("ppo_micro_batch_size_per_gpu")
-    return MicroBatchRule(max_rows=int(str(rows)) if rows else None)
-
-
-def verl_section(config: Config, *path: str) -> Mapping[str, object]:
-    """A section of ``trainer.trainer_config``, wrapped as veRL does or flat; {} if absent."""
-    node: object = config.trainer.trainer_config
-    for part in path:
-        node = node.get(part, {}) if isinstance(node, Mapping) else {}
-    return node if isinstance(node, Mapping) else {}
 
 
 def _channel(plan: RunPlan) -> WeightChannel | None:
@@ -217,12 +191,12 @@ def trainer_advantage(config: Config) -> AdvantageFn | None:
 
 
 def _updater(config: Config, engine: TrainEngine, objective: Objective) -> Updater:
+    settings = training_settings(config)
     return Updater(
         engine,
         objective,
-        epochs=config.trainer.ppo_epochs,
-        mini_batch_size=mini_batch_size(config),
-        shuffle=bool(verl_section(config, "actor_rollout_ref", "actor").get("shuffle", False)),
+        epochs=settings.epochs,
+        shuffle=settings.shuffle,
         critic_warmup=config.trainer.critic_warmup,
         seed=config.seed,
     )

@@ -95,13 +95,18 @@ class EngineClient:
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None
     ) -> list[Completion]:
-        request = {"call": "sample", "prompt_ids": list(prompt_ids), "params": asdict(params)}
+        request: dict[str, object] = {
+            "call": "sample",
+            "prompt_ids": list(prompt_ids),
+            "params": asdict(params),
+        }
         return [Completion(**fields) for fields in await self._ask(request)]
 
     async def logprobs(
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
     ) -> list[float]:
-        request = {"call": "logprobs", "token_ids": list(token_ids), "temperature": temperature}
+        request: dict[str, object] = {"call": "logprobs", "token_ids": list(token_ids)}
+        request["temperature"] = temperature
         found: list[float] = await self._ask(request)
         return found
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from trinity.checkpoint import layout
 from trinity.checkpoint.atomic import write_text
+from trinity.common.config import Config, derive
+from trinity.common.constants import Mode
 
 State = dict[str, object]
 Snapshot = Mapping[str, str | bytes]
@@ -112,11 +114,21 @@ def find_resume_point(job: JobFolder, log: Callable[[str], None]) -> ResumePoint
     return ResumePoint(layout.step_of(found.folder), found.folder)
 
 
-def fresh_name(folder: Path) -> Path:
-    """``folder`` if it is empty or missing, else a name with the time of now behind it."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return folder
-    return folder.with_name(f"{folder.name}_{time.strftime('%Y%m%d%H%M%S')}")
+def named_anew(config: Config) -> Config:
+    """``config`` as it is if it may go on or its folder is empty, else under a fresh name.
+
+    With `continue_from_checkpoint: false` a job that has files already gets the time of now behind
+    its name; its stages then go on in that folder.
+    """
+    folder = Path(derive(config).config.checkpoint_job_dir)
+    is_new = not folder.exists() or not any(folder.iterdir())
+    if config.continue_from_checkpoint or config.mode is Mode.BENCH or is_new:
+        return config
+    suffix = time.strftime("_%Y%m%d%H%M%S")
+    changes: dict[str, object] = {"name": config.name + suffix}
+    if config.checkpoint_job_dir:
+        changes["checkpoint_job_dir"] = config.checkpoint_job_dir.rstrip("/") + suffix
+    return config.model_copy(update=changes)
 
 
 def writable_problem(root: Path) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from trinity.buffer.pipelines.task import run_task_pipeline
 from trinity.checkpoint import layout
 from trinity.common.config import Config, iterate_stages
 from trinity.common.constants import Mode
@@ -18,7 +19,7 @@ from trinity.common.errors import ConfigError, Problem, TrinityError
 from trinity.launcher.build import Parts, build_parts
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
-from trinity.launcher.job import JobFolder, StageLog, find_resume_point
+from trinity.launcher.job import JobFolder, StageLog, find_resume_point, named_anew
 from trinity.launcher.lock import job_lock
 from trinity.launcher.plan import RunPlan, make_plan
 from trinity.launcher.screen import Screen
@@ -58,6 +59,7 @@ class Job:
         """
         joins = bool(os.environ.get("RAY_ADDRESS")) or self.config.cluster.ray_address != "auto"
         found = self.config.cluster.node_num * self.config.cluster.gpu_per_node if joins else None
+        self.config = named_anew(self.config)
         stages = list(iterate_stages(self.config))
         self.plans = [make_plan(c, name, self.plugin_dirs, found) for name, c in stages]
         problems: dict[tuple[str, str], Problem] = {}
@@ -166,6 +168,7 @@ class Job:
         logger = get_logger("launcher")
         for note in plan.notes:
             logger.info("Filled in: %s", note)
+        await self._prepare_tasks(plan)
         recorder = StageRecorder(stage, started)
         resume = find_resume_point(plan.job, logger.warning)
         parts = build_parts(plan, resume, [recorder.report, self.screen.report], self.screen.say)
@@ -180,6 +183,18 @@ class Job:
         finally:
             self.screen.end_stage()
             summary.write(self.folder.path)
+
+    async def _prepare_tasks(self, plan: RunPlan) -> None:
+        """Run the task pipeline of a stage, if it has one whose result is not there yet."""
+        pipeline = plan.config.data_processor.task_pipeline
+        if pipeline is None or plan.config.mode is Mode.BENCH:
+            return
+        output = pipeline.output.path if pipeline.output is not None else None
+        if not output:
+            raise ConfigError([Problem("data_processor.task_pipeline.output", "It has no path.")])
+        self.screen.say("Task pipeline: preparing the tasks.")
+        metrics = await run_task_pipeline(pipeline, plan.config.service.data_juicer, output)
+        self.screen.say(f"Task pipeline: {metrics}")
 
     @asynccontextmanager
     async def _stopping_on_signal(self, parts: Parts) -> AsyncIterator[None]:

@@ -3,6 +3,7 @@
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 
 from rich.table import Table
@@ -12,7 +13,7 @@ from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import ConfigError, Problem, TrinityError
 from trinity.launcher.hardware import cpu_cores, local_gpus
-from trinity.launcher.job import JobFolder, fresh_name
+from trinity.launcher.job import JobFolder
 from trinity.synchronizer.schedule import SyncSchedule
 
 _SLOTS_PER_PROCESS = 64
@@ -172,10 +173,6 @@ def make_plan(
     """
     config = with_chat_template(config)
     filled, notes = derive(config)
-    path = Path(filled.checkpoint_job_dir)
-    if not filled.continue_from_checkpoint and filled.mode is not Mode.BENCH:
-        path = fresh_name(path)
-        filled, notes = derive(config.model_copy(update={"checkpoint_job_dir": str(path)}))
     gpus = gpu_needs(filled, local_gpus() if found_gpus is None else found_gpus)
     if gpus.total > gpus.found:
         raise NotEnoughGpusError(gpus)
@@ -185,7 +182,7 @@ def make_plan(
     return RunPlan(
         config=filled,
         stage=stage,
-        job=JobFolder(path),
+        job=JobFolder(Path(filled.checkpoint_job_dir)),
         gpus=gpus,
         cores=cores,
         num_runners=processes,
@@ -219,12 +216,15 @@ def with_chat_template(config: Config) -> Config:
 
 
 def _schedule(config: Config) -> SyncSchedule:
-    sync = config.synchronizer
+    sync, buffer = config.synchronizer, config.buffer
+    explored = buffer.batch_size * (config.algorithm.repeat_times or 1)
+    is_counted = config.mode.explores and config.mode.trains and buffer.train_batch_size > 0
     return SyncSchedule(
         sync.sync_style,
         sync.explorer_sync_interval or sync.sync_interval,
         sync.trainer_sync_interval or sync.sync_interval,
         sync.sync_offset,
+        Fraction(explored, buffer.train_batch_size) if is_counted else Fraction(1),
     )
 
 

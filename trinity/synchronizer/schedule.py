@@ -1,6 +1,8 @@
 """When explorer and trainer exchange weights: the sync styles as plain arithmetic on steps."""
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from trinity.common.constants import SyncStyle
 
@@ -19,12 +21,14 @@ class SyncSchedule:
         interval: Explorer steps between two syncs.
         trainer_interval: Trainer steps between two publications.
         offset: Explorer steps that may run ahead of the trainer.
+        trainer_steps: Trainer steps that the experiences of one explorer step make.
     """
 
     style: SyncStyle = SyncStyle.FIXED
     interval: int = 1
     trainer_interval: int = 1
     offset: int = 0
+    trainer_steps: Fraction = Fraction(1)
 
     def is_explorer_due(self, step: int) -> bool:
         """Whether the explorer takes new weights after its step ``step`` (counted from 1)."""
@@ -35,19 +39,26 @@ class SyncSchedule:
     def version_due(self, step: int) -> int | None:
         """The version the explorer must have to go on after ``step``; None: it doesn't wait."""
         if self.style is SyncStyle.FIXED:
-            return max(0, (step - self.offset) // self.interval * self.interval)
+            syncs = max(0, (step - self.offset) // self.interval)
+            return math.floor(syncs * self._trainer_steps_per_sync)
         return None
 
     def is_trainer_due(self, step: int, is_requested: bool) -> bool:
         """Whether the trainer publishes after its step ``step``."""
         if self.style is SyncStyle.EXPLORER_DRIVEN:
             return is_requested
-        every = self.interval if self.style is SyncStyle.FIXED else self.trainer_interval
-        return step % every == 0
+        if self.style is not SyncStyle.FIXED:
+            return step % self.trainer_interval == 0
+        span = self._trainer_steps_per_sync
+        return math.floor(math.ceil(step / span) * span) == step
+
+    @property
+    def _trainer_steps_per_sync(self) -> Fraction:
+        return self.interval * self.trainer_steps
 
     @property
     def max_off_policy(self) -> int | None:
         """Most versions an experience can be behind the weights it trains; None: unbounded."""
         if self.style is SyncStyle.FIXED:
-            return self.interval - 1 + self.offset
+            return max(0, math.ceil((self.interval + self.offset) * self.trainer_steps) - 1)
         return None

@@ -85,7 +85,7 @@ class Preparation:
         if self.advantage_fn is None:
             _describe(columns, mask_BT, metrics)
             return batch.with_columns(**_weighted(columns))
-        rewards_BT = columns["token_level_scores"]
+        rewards_BT = _scores(columns, self.advantage_fn)
         if self.kl_penalty_fn is not None:
             rewards_BT, found = self.kl_penalty_fn.apply_kl_penalty_to_reward(
                 rewards_BT, columns["old_logprob"], columns["ref_logprob"], mask_BT
@@ -102,6 +102,13 @@ class Preparation:
         return batch.with_columns(
             returns=returns_BT, action_mask=loss_mask_BT, **_weighted(columns)
         )
+
+
+def _scores(columns: dict[str, Tensor], advantage_fn: AdvantageFn) -> Tensor:
+    """Rewards by token; zeros for a method that learns from a teacher, whose rows may have none."""
+    if "token_level_scores" not in columns and "teacher_logprobs" in advantage_fn.requires:
+        return torch.zeros_like(columns["action_mask"], dtype=torch.float32)
+    return columns["token_level_scores"]
 
 
 def _weighted(columns: dict[str, Tensor]) -> dict[str, Tensor]:
