@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": "trinity.cli.explain",
     "schema": "trinity.cli.schema",
     "debug": "trinity.cli.debug",
+    "new": "trinity.cli.new",
     "import-verl": "trinity.cli.import_verl",
 }
 """Name on the command line -> module of the command."""
