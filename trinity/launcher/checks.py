@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trinity.buffer import check_experience_buffer, check_taskset
-from trinity.common.config import Config
+from trinity.common.config import Config, TasksetConfig
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.unread import find_unread
 from trinity.common.constants import EngineType, Mode, TrainerType
@@ -145,7 +145,8 @@ def _data_problems(config: Config) -> Iterator[Problem]:
                 key = f"buffer.explorer_input.tasksets.{index}"
                 if "buffer.explorer_input.taskset" in config.source.lines:
                     key = "buffer.explorer_input.taskset"
-                yield from _renamed([*check_taskset(taskset), *check_workflow(taskset)], key)
+                found = [] if _is_made_first(config, taskset) else check_taskset(taskset)
+                yield from _renamed([*found, *check_workflow(taskset)], key)
         for index, taskset in enumerate(tasks.eval_tasksets):
             key = f"buffer.explorer_input.eval_tasksets.{index}"
             yield from _renamed([*check_taskset(taskset), *check_workflow(taskset)], key)
@@ -157,6 +158,13 @@ def _data_problems(config: Config) -> Iterator[Problem]:
         for name, buffer in inputs.auxiliary_buffers.items():
             key = f"buffer.trainer_input.auxiliary_buffers.{name}"
             yield from _renamed(check_experience_buffer(buffer), key)
+
+
+def _is_made_first(config: Config, taskset: TasksetConfig) -> bool:
+    """Whether the task pipeline makes this taskset, so that it need not be there yet."""
+    pipeline = config.data_processor.task_pipeline
+    output = pipeline.output if pipeline is not None else None
+    return output is not None and output.path == taskset.path
 
 
 def _renamed(problems: list[Problem], prefix: str) -> Iterator[Problem]:
