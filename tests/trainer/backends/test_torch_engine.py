@@ -79,7 +79,7 @@ async def test_gradient_equals_the_padded_computation(tmp_path, rows, shares, te
     )
     await engine.prepare()
     metrics = await engine.forward_backward(batch, objective)
-    assert metrics["actor/final_loss"] == pytest.approx(loss, rel=1e-6)
+    assert metrics["actor/final_loss"] == pytest.approx(loss, rel=1e-6, abs=2e-7)
     assert_close(gradients(engine), wanted)
 
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-#: Elements of a chunk of logits: 32 MB in float32.
-_CHUNK_ELEMENTS = 1 << 23
+#: Logits of a chunk, for the matrix products: 50 MB in bfloat16 ...
+_CHUNK_ELEMENTS = 25_000_000
+#: ... of which so many are worked on at a time elementwise, in float32, inside the cache.
+_CACHE_ELEMENTS = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ def token_logprobs(
     """Log-probability of each target, and the entropy of each distribution, in float32.
 
     Logits are ``hidden @ weight.T`` in the dtype of the weight, then float32, divided by the
-    temperature: the distribution that was sampled from. The backward pass computes them again.
+    temperature: the distribution that was sampled from. Tokens of one chunk (`max_chunk`) keep
+    their logits for the backward pass; with more tokens it computes them again, chunk by chunk.
 
     Args:
         hidden: [M, D].
@@ -51,19 +54,15 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, weight, target, temperature, spec)
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: Tensor, spec: HeadSpec) -> Tensor:
-    logits_CV = (hidden @ weight.t()).float()
-    if spec.scale != 1.0:
-        logits_CV.div_(spec.scale)
-    if spec.softcap is not None:
-        logits_CV.div_(spec.softcap).tanh_().mul_(spec.softcap)
-    return logits_CV.div_(temperature[:, None])
+def max_chunk(vocabulary: int) -> int:
+    """Tokens whose logits may be held at a time."""
+    return max(1, _CHUNK_ELEMENTS // vocabulary)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Any,  # autograd's context
         hidden: Tensor,
         weight: Tensor,
         target: Tensor,
@@ -72,53 +71,88 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprob = hidden.new_empty(len(hidden), dtype=torch.float32)
         log_norm, entropy = torch.empty_like(logprob), torch.zeros_like(logprob)
-        for part in _chunks(hidden, weight):
-            logits_CV = _logits(hidden[part], weight, temperature[part], spec)
-            log_norm[part] = logits_CV.logsumexp(dim=-1)
-            picked = logits_CV.gather(1, target[part, None]).squeeze(1)
-            logprob[part] = picked - log_norm[part]
-            if spec.wants_entropy:
-                probs_CV = logits_CV.sub(log_norm[part, None]).exp_()
-                entropy[part] = log_norm[part] - probs_CV.mul_(logits_CV).sum(dim=-1)
-        ctx.save_for_backward(hidden, weight, target, temperature, log_norm, entropy)
+        divisor = temperature * spec.scale
+        for chunk in _chunks(len(hidden), len(weight), _CHUNK_ELEMENTS):
+            raw_CV = hidden[chunk] @ weight.t()
+            for part, own in _parts(chunk, len(weight)):
+                logits, _ = _logits(raw_CV[own], divisor[part], spec)
+                picked = logits.gather(1, target[part, None]).squeeze(1)
+                peak = logits.amax(dim=1)
+                shifted = logits.sub_(peak[:, None])
+                probs = shifted.exp()
+                total = probs.sum(dim=1)
+                log_norm[part] = total.log() + peak
+                logprob[part] = picked - log_norm[part]
+                if spec.wants_entropy:
+                    entropy[part] = total.log() - probs.mul_(shifted).sum(dim=1) / total
+        kept = raw_CV if len(raw_CV) == len(hidden) else None
+        ctx.save_for_backward(hidden, weight, target, divisor, log_norm, entropy, kept)
         ctx.spec = spec
         return logprob, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprob: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, target, temperature, log_norm, entropy = ctx.saved_tensors
+        hidden, weight, target, divisor, log_norm, entropy, kept = ctx.saved_tensors
         spec: HeadSpec = ctx.spec
         grad_hidden = torch.empty_like(hidden)
-        wants_weight = ctx.needs_input_grad[1]
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        for part in _chunks(hidden, weight):
-            logits_CV = _logits(hidden[part], weight, temperature[part], spec)
-            grad_CV = logits_CV.sub(log_norm[part, None])
-            if spec.wants_entropy:
-                surprise_CV = grad_CV + entropy[part, None]
-                factor_CV = surprise_CV.mul_(grad_entropy[part, None]).add_(
-                    grad_logprob[part, None]
+        grad_weight: Tensor | None = None
+        grad_logprob, grad_entropy = grad_logprob / divisor, grad_entropy / divisor
+        for chunk in _chunks(len(hidden), len(weight), _CHUNK_ELEMENTS):
+            raw_CV = hidden[chunk] @ weight.t() if kept is None else kept
+            for part, own in _parts(chunk, len(weight)):
+                logits, slope = _logits(raw_CV[own], divisor[part], spec, wants_slope=True)
+                log_p = logits.sub_(log_norm[part, None])
+                grad = _logit_gradient(
+                    log_p, target[part], entropy[part], grad_logprob[part], grad_entropy[part], spec
                 )
-                grad_CV.exp_().mul_(factor_CV).neg_()
-            else:
-                grad_CV.exp_().mul_(-grad_logprob[part, None])
-            grad_CV.scatter_add_(1, target[part, None], grad_logprob[part, None])
-            grad_CV.div_(temperature[part, None] * spec.scale)
-            if spec.softcap is not None:
-                capped_CV = logits_CV.mul_(temperature[part, None]).div_(spec.softcap)
-                grad_CV.mul_(1 - capped_CV.square_())
-            grad_CV = grad_CV.to(weight.dtype)
-            grad_hidden[part] = grad_CV @ weight
-            if grad_weight is not None:
-                grad_weight += grad_CV.t() @ hidden[part]
+                raw_CV[own] = grad if slope is None else grad.mul_(slope)
+            grad_hidden[chunk] = raw_CV @ weight
+            if ctx.needs_input_grad[1]:
+                found = raw_CV.t() @ hidden[chunk]
+                grad_weight = found if grad_weight is None else grad_weight.float().add_(found)
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None
 
 
-def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+def _logits(
+    raw: Tensor, divisor: Tensor, spec: HeadSpec, wants_slope: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Products as logits of the sampling distribution (a new float32 tensor), and their slope."""
+    if spec.softcap is None:
+        return torch.div(raw, divisor[:, None]), None
+    bend = (raw.float() / (spec.scale * spec.softcap)).tanh_()
+    slope = 1 - bend.square() if wants_slope else None
+    return bend.mul_((spec.softcap * spec.scale / divisor)[:, None]), slope
+
+
+def _logit_gradient(
+    log_p: Tensor,
+    target: Tensor,
+    entropy: Tensor,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor,
+    spec: HeadSpec,
+) -> Tensor:
+    """``g (1[target] - p) - e p (log p + H)``; changes ``log_p``."""
+    if spec.wants_entropy:
+        weight = (log_p + entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprob[:, None])
+        grad = log_p.exp_().mul_(weight).neg_()
+    else:
+        grad = log_p.exp_().mul_(-grad_logprob[:, None])
+    return grad.scatter_add_(1, target[:, None], grad_logprob[:, None])
+
+
+def _chunks(num_tokens: int, num_columns: int, max_elements: int) -> Iterator[slice]:
     """Slices of the tokens, as even as their number allows."""
-    num_chunks = -(-len(hidden) * len(weight) // _CHUNK_ELEMENTS)
-    size = max(1, -(-len(hidden) // max(num_chunks, 1)))
-    for start in range(0, len(hidden), size):
-        yield slice(start, start + size)
+    num_chunks = max(1, -(-num_tokens * num_columns // max_elements))
+    size = max(1, -(-num_tokens // num_chunks))
+    for first in range(0, num_tokens, size):
+        yield slice(first, min(first + size, num_tokens))
+
+
+def _parts(chunk: slice, num_columns: int) -> Iterator[tuple[slice, slice]]:
+    """Small slices of a chunk: among all tokens, and within the chunk."""
+    length = chunk.stop - chunk.start
+    for own in _chunks(length, num_columns, _CACHE_ELEMENTS):
+        yield slice(chunk.start + own.start, chunk.start + own.stop), own

@@ -49,21 +49,38 @@ class PackedRows:
         position_ids: [N] place of each token in its own sequence.
         segments: In the order in which they stand in the row.
         source: [M] for each trained token, the packed token whose output predicts it.
-        target: [M] the trained token's id.
-        row: [M] the row of the batch it belongs to.
-        column: [M] its place in that row's response.
+        trained: The trained tokens themselves.
     """
 
     token_ids: Tensor
     position_ids: Tensor
     segments: list[Segment]
     source: Tensor
+    trained: "TrainedTokens"
+
+
+@dataclass
+class TrainedTokens:
+    """The tokens whose log-probabilities are wanted, row by row.
+
+    Args:
+        target: [M] their ids.
+        row: [M] the row of the batch each belongs to.
+        column: [M] its place in that row's response.
+    """
+
     target: Tensor
     row: Tensor
     column: Tensor
 
+    def part(self, tokens: slice, rows: Sequence[int]) -> "TrainedTokens":
+        """Some of the tokens, which are all those of ``rows``; rows are counted anew."""
+        number = torch.full((int(self.row.max()) + 1,), -1)
+        number[torch.tensor(rows)] = torch.arange(len(rows))
+        return TrainedTokens(self.target[tokens], number[self.row[tokens]], self.column[tokens])
+
     def scatter(self, values: Tensor, batch: TrainBatch) -> Tensor:
-        """[B, T] the values of the trained tokens ([M]), and 0 elsewhere. Differentiable."""
+        """[B, T] the values of the tokens ([M]), and 0 elsewhere. Differentiable."""
         width = batch["action_mask"].shape[1]
         place = self.row * width + self.column
         flat = values.new_zeros(len(batch) * width).index_put((place,), values)
@@ -89,9 +106,11 @@ def pack_rows(batch: TrainBatch, shares_prefixes: bool = True) -> PackedRows:
         ),
         segments=segments,
         source=_long(np.concatenate(source)),
-        target=_long(np.concatenate(target)),
-        row=_long(np.repeat(rows, [len(columns[b]) for b in rows])),
-        column=_long(np.concatenate([columns[b] for b in rows])),
+        trained=TrainedTokens(
+            target=_long(np.concatenate(target)),
+            row=_long(np.repeat(rows, [len(columns[b]) for b in rows])),
+            column=_long(np.concatenate([columns[b] for b in rows])),
+        ),
     )
 
 

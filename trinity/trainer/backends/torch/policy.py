@@ -1,6 +1,6 @@
 """A causal language model seen as what training needs: log-probabilities of trained tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trinity.trainer.backends.torch import attention
-from trinity.trainer.backends.torch.head import HeadSpec, token_logprobs
-from trinity.trainer.backends.torch.packing import PackedRows, pack_rows
+from trinity.trainer.backends.torch.head import HeadSpec, max_chunk, token_logprobs
+from trinity.trainer.backends.torch.packing import PackedRows, TrainedTokens, pack_rows
 from trinity.trainer.batch import TrainBatch
 
 
@@ -17,12 +17,20 @@ from trinity.trainer.batch import TrainBatch
 class TokenOutputs:
     """What a model says of the trained tokens of a micro-batch; tensors [M]."""
 
-    packed: PackedRows
+    trained: TrainedTokens
     values: Mapping[str, Tensor]
 
     def by_row(self, batch: TrainBatch) -> dict[str, Tensor]:
         """The same as [B, T], 0 where masked."""
-        return {name: self.packed.scatter(value, batch) for name, value in self.values.items()}
+        return {name: self.trained.scatter(value, batch) for name, value in self.values.items()}
+
+
+@dataclass(frozen=True)
+class HeadChunk:
+    """Rows of a micro-batch whose logits are held together, and where their tokens are in [M]."""
+
+    rows: list[int]
+    tokens: slice
 
 
 class Policy:
@@ -64,15 +72,10 @@ class Policy:
     def token_outputs(self, batch: TrainBatch, entropy: bool = False) -> TokenOutputs:
         """``logprob`` (and ``entropy``) of every trained token, differentiable."""
         packed = pack_rows(batch, self.shares_prefixes)
-        hidden = self._hidden(packed)
-        spec = HeadSpec(self._scale, self._softcap, entropy)
-        logprob, entropies = token_logprobs(
-            hidden, self._head_weight, packed.target, self._temperatures(batch, packed), spec
-        )
-        values = {"logprob": logprob} | ({"entropy": entropies} if entropy else {})
-        return TokenOutputs(packed, values)
+        hidden = self.hidden(packed)
+        return self.head(hidden, packed.trained, batch, entropy)
 
-    def _hidden(self, packed: PackedRows) -> Tensor:
+    def hidden(self, packed: PackedRows) -> Tensor:
         """[M, D] output of the last layer where trained tokens are predicted."""
         outputs = self._backbone(
             input_ids=packed.token_ids[None],
@@ -82,11 +85,38 @@ class Policy:
         )
         return outputs.last_hidden_state[0].index_select(0, packed.source)
 
-    def _temperatures(self, batch: TrainBatch, packed: PackedRows) -> Tensor:
+    def head(
+        self, hidden: Tensor, trained: TrainedTokens, batch: TrainBatch, entropy: bool
+    ) -> TokenOutputs:
+        """``logprob`` (and ``entropy``) of trained tokens from their `hidden`."""
+        spec = HeadSpec(self._scale, self._softcap, entropy)
+        temperature = self._temperatures(batch, trained.row)
+        logprob, entropies = token_logprobs(
+            hidden, self._head_weight, trained.target, temperature, spec
+        )
+        values = {"logprob": logprob} | ({"entropy": entropies} if entropy else {})
+        return TokenOutputs(trained, values)
+
+    def head_chunks(self, batch: TrainBatch) -> Iterator[HeadChunk]:
+        """The rows of a packed batch in order, so many at a time as have logits in one chunk."""
+        bound = max_chunk(len(self._head_weight))
+        count_B = batch["action_mask"].sum(dim=1).tolist()
+        rows: list[int] = []
+        start = num_tokens = 0
+        for unit in batch.units():
+            added = sum(count_B[row] for row in unit)
+            if rows and num_tokens + added > bound:
+                yield HeadChunk(rows, slice(start, start + num_tokens))
+                rows, start, num_tokens = [], start + num_tokens, 0
+            rows = rows + unit
+            num_tokens += added
+        yield HeadChunk(rows, slice(start, start + num_tokens))
+
+    def _temperatures(self, batch: TrainBatch, row: Tensor) -> Tensor:
         if "temperature" in batch:
-            temperature = batch["temperature"].float()[packed.row]
+            temperature = batch["temperature"].float()[row]
         else:
-            temperature = torch.full((len(packed.row),), self._temperature)
+            temperature = torch.full((len(row),), self._temperature)
         return torch.where(temperature > 0, temperature, 1.0)
 
 

@@ -1,5 +1,6 @@
 """Gradients of an objective over a whole optimizer batch, micro-batch by micro-batch."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -11,6 +12,7 @@ from trinity.trainer.backends.torch.microbatch import (
     MicroBatchRule,
     plan_micro_batches,
 )
+from trinity.trainer.backends.torch.packing import PackedRows, pack_rows
 from trinity.trainer.backends.torch.policy import Policy, TokenOutputs
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.loss import Objective
@@ -52,20 +54,52 @@ def token_outputs(
 def _backward_by_shares(
     policy: Policy, batch: TrainBatch, objective: Objective, rule: MicroBatchRule, scope: LossScope
 ) -> dict[str, float]:
-    means, loss = MetricMeans(), 0.0
+    means, losses = MetricMeans(), [0.0]
     idle = objective.idle_rows(batch)
     for rows in plan_micro_batches(batch, rule, idle, policy.shares_prefixes):
         micro = batch.select(rows)
-        with torch.set_grad_enabled(not bool(idle[rows[0]])):
-            outputs = policy.token_outputs(micro, objective.needs_entropy)
-        gradient, share, metrics = _gradient(outputs.by_row(micro), micro, objective, scope)
-        loss += share
-        means.add(metrics, micro.num_trained_tokens)
+        packed = pack_rows(micro, policy.shares_prefixes)
+        is_idle = bool(idle[rows[0]])
+        with torch.set_grad_enabled(not is_idle):
+            hidden = policy.hidden(packed)
+        grad = _head_backward(policy, hidden, packed, micro, objective, scope, means, losses)
+        if grad is not None:
+            hidden = policy.hidden(packed) if is_idle else hidden
+            hidden.backward(grad)
+    return {**means.result(), "actor/final_loss": math.fsum(losses)}
+
+
+def _head_backward(
+    policy: Policy,
+    hidden: Tensor,
+    packed: PackedRows,
+    batch: TrainBatch,
+    objective: Objective,
+    scope: LossScope,
+    means: MetricMeans,
+    losses: list[float],
+) -> Tensor | None:
+    """Loss and gradient of the output layer, chunk by chunk; the gradient at ``hidden``.
+
+    None if it is 0 everywhere.
+    """
+    grad = torch.zeros_like(hidden)
+    has_gradient = False
+    for chunk in policy.head_chunks(batch):
+        leaf = hidden[chunk.tokens].detach().requires_grad_()
+        part = batch.select(chunk.rows)
+        trained = packed.trained.part(chunk.tokens, chunk.rows)
+        with torch.enable_grad():
+            outputs = policy.head(leaf, trained, part, objective.needs_entropy)
+        gradient, loss, metrics = _gradient(outputs.by_row(part), part, objective, scope)
+        losses.append(loss)
+        means.add(metrics, part.num_trained_tokens)
         if any(bool(g.any()) for g in gradient.values()):
-            if idle[rows[0]]:
-                outputs = policy.token_outputs(micro, objective.needs_entropy)
+            has_gradient = True
             _backpropagate(outputs, gradient)
-    return {**means.result(), "actor/final_loss": loss}
+            assert leaf.grad is not None
+            grad[chunk.tokens] = leaf.grad
+    return grad if has_gradient else None
 
 
 def _backward_in_two_passes(
@@ -99,7 +133,7 @@ def _gradient(
 
 
 def _backpropagate(outputs: TokenOutputs, gradient: Mapping[str, Tensor]) -> None:
-    row, column = outputs.packed.row, outputs.packed.column
+    row, column = outputs.trained.row, outputs.trained.column
     values = [value for value in outputs.values.values() if value.requires_grad]
     names = [name for name, value in outputs.values.items() if value.requires_grad]
     torch.autograd.backward(values, [gradient[name][row, column] for name in names])

@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from trinity.trainer.backends.torch import head
+from trinity.trainer.backends.torch.head import HeadSpec, token_logprobs
+
+
+def plain(hidden, weight, target, temperature, spec):
+    logits = hidden @ weight.t() / spec.scale
+    if spec.softcap is not None:
+        logits = spec.softcap * torch.tanh(logits / spec.softcap)
+    log_p = (logits / temperature[:, None]).log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(1, target[:, None]).squeeze(1), entropy
+
+
+@pytest.mark.parametrize("chunk", [10**9, 97 * 7])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        HeadSpec(),
+        HeadSpec(wants_entropy=True),
+        HeadSpec(scale=2.0, softcap=3.0, wants_entropy=True),
+        HeadSpec(softcap=1.5),
+    ],
+)
+def test_values_and_gradients_equal_full_logits(monkeypatch, chunk, spec):
+    monkeypatch.setattr(head, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(head, "_CACHE_ELEMENTS", 97 * 3)
+    torch.manual_seed(0)
+    hidden = torch.randn(25, 16, requires_grad=True)
+    weight = torch.randn(97, 16, requires_grad=True)
+    target = torch.randint(0, 97, (25,))
+    temperature = torch.rand(25) + 0.5
+    g_logprob, g_entropy = torch.randn(25), torch.randn(25)
+    if not spec.wants_entropy:
+        g_entropy = torch.zeros(25)
+    found = token_logprobs(hidden, weight, target, temperature, spec)
+    found_grad = torch.autograd.grad(found, [hidden, weight], [g_logprob, g_entropy])
+    wanted = plain(hidden, weight, target, temperature, spec)
+    wanted_grad = torch.autograd.grad(wanted, [hidden, weight], [g_logprob, g_entropy])
+    torch.testing.assert_close(found[0], wanted[0], atol=2e-6, rtol=1e-5)
+    if spec.wants_entropy:
+        torch.testing.assert_close(found[1], wanted[1], atol=2e-6, rtol=1e-5)
+    for a, b in zip(found_grad, wanted_grad, strict=True):
+        torch.testing.assert_close(a, b, atol=5e-6, rtol=1e-5)
