@@ -111,7 +111,7 @@ async def test_a_local_cluster_ends_with_the_block(tmp_path: Path) -> None:
         time.sleep(1.5)  # Ray collects events once a second
     assert not ray.is_initialized()
     assert not psutil.Process().children(recursive=True)
-    assert any("variable" in event["name"] for event in json.loads(timeline.read_text()))
+    assert any("asked.variable" in event["cat"] for event in json.loads(timeline.read_text()))
 
 
 _DRIVER = """

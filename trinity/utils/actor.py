@@ -100,7 +100,8 @@ class _Remote:
             raise AttributeError(method)
 
         async def call(*args: object, **kwargs: object) -> object:
-            reference: ray.ObjectRef[_Outcome] = self._actor.call.remote(method, args, kwargs)
+            task = self._actor.call.options(name=f"{self._name}.{method}")
+            reference: ray.ObjectRef[_Outcome] = task.remote(method, args, kwargs)
             try:
                 outcome = await reference
             except asyncio.CancelledError:
