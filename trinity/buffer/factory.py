@@ -7,7 +7,6 @@ from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.rows import DataError, open_rows
 from trinity.buffer.rows.check import refuse_missing_columns
 from trinity.buffer.schema import FORMATTER
-from trinity.buffer.schema.messages import ChatTokenizer
 from trinity.buffer.selector import SELECTORS, DataSource
 from trinity.buffer.storage.journal import Journal, JsonlJournal
 from trinity.buffer.storage.queue import QueueStorage
@@ -61,6 +60,7 @@ def get_buffer_reader(
     batch_size: int = 1,
     total_steps: int | None = None,
     max_tokens: int | None = None,
+    trust_remote_code: bool = False,
 ) -> Any:
     """The reader of a buffer: `await reader.read()`, `state_dict`, `load_state_dict`.
 
@@ -70,9 +70,12 @@ def get_buffer_reader(
         batch_size: Experiences of a read that names no number.
         total_steps: For data sets: reads of a full batch there are; None: `total_epochs`.
         max_tokens: For data sets: a longer row is a bad row.
+        trust_remote_code: For data sets: run tokenizer code that comes with the model folder.
     """
     if config.storage_type is StorageType.FILE:
-        return _dataset_reader(config, tokenizer_path, batch_size, total_steps, max_tokens)
+        return _dataset_reader(
+            config, tokenizer_path, batch_size, total_steps, max_tokens, trust_remote_code
+        )
     shared = make_storage(config) if storage is None else storage
     return QueueReader(cast(QueueStorage, shared), batch_size, config.max_read_timeout)
 
@@ -97,17 +100,18 @@ def _dataset_reader(
     batch_size: int,
     total_steps: int | None,
     max_tokens: int | None,
+    trust_remote_code: bool,
 ) -> DatasetReader:
     if not config.path:
         raise DataError(f"The data set {config.name!r} has no path.")
     rows = open_rows(config.path, split=config.split, subset=config.subset_name)
     kind = FORMATTER.get(config.schema_type or "sft")
     refuse_missing_columns(rows, kind.required_keys(config.format), config.path)
-    tokenizer = _tokenizer(tokenizer_path) if tokenizer_path else None
+    tokenizer = _tokenizer(tokenizer_path, trust_remote_code) if tokenizer_path else None
     epochs = config.total_epochs or 1
     return DatasetReader(
         rows,
-        kind(config.format, cast(ChatTokenizer, tokenizer), max_tokens),
+        kind(config.format, cast(Any, tokenizer), max_tokens),
         SELECTORS.get(config.data_selector.selector_type)(DataSource(rows), config.data_selector),
         name=config.name or "dataset",
         batch_size=batch_size,
@@ -116,10 +120,10 @@ def _dataset_reader(
     )
 
 
-def _tokenizer(path: str) -> object:
-    from transformers import AutoTokenizer
+def _tokenizer(path: str, trust_remote_code: bool) -> object:
+    from trinity.common.models.loading import load_tokenizer
 
-    return AutoTokenizer.from_pretrained(path)
+    return load_tokenizer(path, trust_remote_code)
 
 
 def is_json_path(path: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from trinity.buffer.rows import BadRow, BadRowError, DataError, Rows
 from trinity.buffer.rows.check import RowFault
-from trinity.buffer.schema import ExperienceFormatter
+from trinity.buffer.schema.base import ExperienceFormatter
 from trinity.buffer.selector import BaseSelector
 from trinity.common.constants import OnBadRow
 from trinity.common.experience import EID, Experience

@@ -1,9 +1,12 @@
-from trinity.buffer.schema.base import ExperienceFormatter
-from trinity.buffer.schema.messages import RowFault
+from typing import TYPE_CHECKING
+
 from trinity.utils.registry import Registry
 
+if TYPE_CHECKING:
+    from trinity.buffer.schema.base import ExperienceFormatter
+
 _HOME = "trinity.buffer.schema"
-FORMATTER: Registry[type[ExperienceFormatter]] = Registry(
+FORMATTER: "Registry[type[ExperienceFormatter]]" = Registry(
     "formatter",
     {
         "experience": f"{_HOME}.experience.SavedExperienceFormatter",
@@ -13,4 +16,4 @@ FORMATTER: Registry[type[ExperienceFormatter]] = Registry(
     },
 )
 
-__all__ = ["FORMATTER", "ExperienceFormatter", "RowFault"]
+__all__ = ["FORMATTER"]

@@ -1,29 +1,41 @@
-"""What a formatter is: one raw row in, one `Task` or `Experience` out."""
+"""What a formatter is: one raw row in, one `Experience` out."""
 
 from abc import ABC, abstractmethod
 
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
 from trinity.buffer.rows import Row
-from trinity.buffer.schema.messages import ChatTokenizer, RowFault, Template
+from trinity.buffer.rows.check import RowFault
 from trinity.common.config.buffer import FormatConfig
-from trinity.common.experience import Experience
+from trinity.common.experience import Experience, Messages
+from trinity.common.models.chat import ChatFormat
+from trinity.common.models.settings import ModelSettings
 
 
 class ExperienceFormatter(ABC):
     """Base of formatters that make experiences.
 
     Args:
-        config: Which column holds what.
-        tokenizer: Hugging Face tokenizer; its chat template is used unless ``config`` has one.
+        config: Which column holds what; its chat template and thinking win over the tokenizer's.
+        tokenizer: Of the model that is trained.
         max_tokens: Longest sequence; None for no limit.
     """
 
     def __init__(
-        self, config: FormatConfig, tokenizer: ChatTokenizer, max_tokens: int | None = None
+        self,
+        config: FormatConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        max_tokens: int | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
-        self.template = Template(tokenizer, config.chat_template, config.enable_thinking)
+        settings = ModelSettings(
+            model_path=str(getattr(tokenizer, "name_or_path", "")),
+            chat_template=config.chat_template,
+            enable_thinking=config.enable_thinking,
+        )
+        self.chat = ChatFormat(settings, tokenizer)
 
     @classmethod
     @abstractmethod
@@ -37,6 +49,14 @@ class ExperienceFormatter(ABC):
         Raises:
             RowFault: A value is missing, null, of the wrong type or too long.
         """
+
+    def prompt_ids(self, messages: Messages, tools: Messages | None) -> list[int]:
+        """Tokens of a dialogue up to where the assistant's answer begins."""
+        return self.chat.encode(self.chat.render(messages, tools, continues_last=False))
+
+    def dialogue_ids(self, messages: Messages, tools: Messages | None) -> list[int]:
+        """Tokens of a whole dialogue."""
+        return self.chat.encode(self.chat.render(messages, tools, reply_follows=False))
 
     def check_length(self, num_tokens: int, key: str) -> None:
         """`RowFault` if a sequence is longer than the model takes."""

@@ -25,9 +25,9 @@ class DPOFormatter(ExperienceFormatter):
     def format(self, row: Row) -> Experience:
         prompt, chosen, rejected = self._dialogues(row)
         tools = tools_of(row, self.config.tools_key)
-        prompt_ids = self.template.ids(prompt, tools, add_generation_prompt=True)
-        chosen_ids = self.template.ids([*prompt, *chosen], tools)
-        rejected_ids = self.template.ids([*prompt, *rejected], tools)
+        prompt_ids = self.prompt_ids(prompt, tools)
+        chosen_ids = self.dialogue_ids([*prompt, *chosen], tools)
+        rejected_ids = self.dialogue_ids([*prompt, *rejected], tools)
         self.check_length(max(len(chosen_ids), len(rejected_ids)), self.config.chosen_key)
         length = min(common_prefix(prompt_ids, ids) for ids in (chosen_ids, rejected_ids))
         if length == 0 or length >= min(len(chosen_ids), len(rejected_ids)):
@@ -40,7 +40,7 @@ class DPOFormatter(ExperienceFormatter):
             tools=tools,
             chosen_messages=chosen,
             rejected_messages=rejected,
-            prompt_text=self.tokenizer.decode(prompt_ids[:length]),
+            prompt_text=self.chat.decode(prompt_ids[:length]),
         )
 
     def _dialogues(self, row: Row) -> tuple[Messages, Messages, Messages]:

@@ -1,24 +1,11 @@
-"""Dialogues in rows: reading them in the forms data sets have, and what a template makes."""
+"""Values of rows: texts, dialogues and tools, read in the forms data sets have them."""
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from trinity.buffer.rows import Row, lookup
 from trinity.buffer.rows.check import RowFault
 from trinity.common.experience import Messages
-
-
-class ChatTokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
-
-    chat_template: object
-
-    def apply_chat_template(self, conversation: object, **kwargs: object) -> object: ...
-
-    def decode(self, token_ids: object, **kwargs: object) -> str: ...
-
-    def __call__(self, text: str, **kwargs: object) -> Mapping[str, object]: ...
 
 
 def value_of(row: Row, key: str) -> object:
@@ -68,10 +55,9 @@ def tools_of(row: Row, key: str) -> Messages | None:
 
 
 def clean_message(message: Mapping[str, object]) -> dict[str, object]:
-    """A message as templates expect it.
+    """A message without what tables add to it, and with an object as content as JSON text.
 
-    Fields that are null (tables give every row all fields) are dropped, objects as content become
-    JSON text, and the arguments of tool calls become objects.
+    Tables give every row the fields of all rows, null where a row has none.
     """
     cleaned = {key: value for key, value in message.items() if value is not None}
     content = cleaned.get("content", "")
@@ -81,29 +67,9 @@ def clean_message(message: Mapping[str, object]) -> dict[str, object]:
     if not isinstance(content, str) and not is_parts:
         content = json.dumps(content, ensure_ascii=False)
     cleaned["content"] = content
-    calls = cleaned.get("tool_calls")
-    if isinstance(calls, list):
-        cleaned["tool_calls"] = [_clean_call(call) for call in calls]
+    if "tool_calls" in cleaned:
+        cleaned["tool_calls"] = _without_nulls(cleaned["tool_calls"])
     return cleaned
-
-
-def _clean_call(call: object) -> object:
-    if not isinstance(call, dict):
-        return call
-    function = call.get("function")
-    inner = function if isinstance(function, dict) else call
-    arguments = inner.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments)
-        except ValueError:
-            parsed = arguments
-        if isinstance(parsed, dict):
-            inner = {**inner, "arguments": parsed}
-    elif isinstance(arguments, dict):
-        inner = {**inner, "arguments": _without_nulls(arguments)}
-    cleaned = {**call, "function": inner} if isinstance(function, dict) else inner
-    return {key: value for key, value in cleaned.items() if value is not None}
 
 
 def _without_nulls(value: object) -> object:
@@ -121,110 +87,6 @@ def _parsed(value: object, key: str) -> object:
         return json.loads(value)
     except ValueError as error:
         raise RowFault(key, f"a text that is not JSON ({error})") from None
-
-
-class Template:
-    """A tokenizer's chat template with the settings of one data set.
-
-    Args:
-        chat_template: Template to use in place of the tokenizer's own.
-        enable_thinking: Passed to the template, if not None.
-    """
-
-    def __init__(
-        self,
-        tokenizer: ChatTokenizer,
-        chat_template: str | None = None,
-        enable_thinking: bool | None = None,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.chat_template = chat_template
-        self._options: dict[str, object] = {}
-        if chat_template is not None:
-            self._options["chat_template"] = chat_template
-        if enable_thinking is not None:
-            self._options["enable_thinking"] = enable_thinking
-
-    def ids(
-        self,
-        messages: Messages,
-        tools: Messages | None = None,
-        *,
-        add_generation_prompt: bool = False,
-    ) -> list[int]:
-        """Token ids of a dialogue."""
-        found = self.tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=True,
-            return_dict=False,
-            **self._options,
-        )
-        return list(found)  # type: ignore[call-overload]  # ids
-
-    def text(
-        self,
-        messages: Messages,
-        tools: Messages | None = None,
-        *,
-        add_generation_prompt: bool = False,
-    ) -> str:
-        """The dialogue as the model sees it."""
-        found = self.tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-            **self._options,
-        )
-        return str(found)
-
-    def ids_and_assistant_mask(
-        self, messages: Messages, tools: Messages | None = None
-    ) -> tuple[list[int], list[bool]]:
-        """Token ids of a dialogue, and True on those that an assistant turn consists of.
-
-        With a template that marks them (`{% generation %}`) these are the marked ones. Otherwise a
-        turn is what the template adds when the turn is added. A turn which the template shows
-        differently once the dialogue goes on (some drop earlier reasoning) stays False: no
-        policy would produce it in that form.
-        """
-        if "{% generation" in self._template_text() or "{%- generation" in self._template_text():
-            return self._marked(messages, tools)
-        ids = self.ids(messages, tools)
-        mask = [False] * len(ids)
-        for index, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            start, stop = self._turn(messages, index, tools, ids)
-            mask[start:stop] = [True] * (stop - start)
-        return ids, mask
-
-    def _turn(
-        self, messages: Messages, index: int, tools: Messages | None, ids: list[int]
-    ) -> tuple[int, int]:
-        after = self.ids(messages[: index + 1], tools)
-        if ids[: len(after)] != after:
-            return 0, 0
-        before = self.ids(messages[:index], tools, add_generation_prompt=True) if index else []
-        return common_prefix(before, after), len(after)
-
-    def _marked(self, messages: Messages, tools: Messages | None) -> tuple[list[int], list[bool]]:
-        found = self.tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **self._options,
-        )
-        ids, mask = found["input_ids"], found["assistant_masks"]  # type: ignore[index]  # a mapping
-        return list(ids), [bool(bit) for bit in mask]
-
-    def _template_text(self) -> str:
-        template = self.chat_template or self.tokenizer.chat_template
-        return template if isinstance(template, str) else ""
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ from trinity.buffer.schema.messages import (
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.constants import PromptType
 from trinity.common.experience import Experience, Messages
+from trinity.common.models.masking import mask_messages
 
 
 class SFTFormatter(ExperienceFormatter):
@@ -44,8 +45,8 @@ class SFTFormatter(ExperienceFormatter):
             raise RowFault(key, f"the last message is by {messages[-1]['role']!r}, no answer")
         if len(messages) < 2:
             raise RowFault(key, "an answer without a question")
-        prompt = self.template.ids(messages[:-1], tools, add_generation_prompt=True)
-        tokens = self.template.ids(messages, tools)
+        prompt = self.prompt_ids(messages[:-1], tools)
+        tokens = self.dialogue_ids(messages, tools)
         self.check_length(len(tokens), key)
         prompt_length = common_prefix(prompt, tokens)
         if not 0 < prompt_length < len(tokens):
@@ -55,24 +56,25 @@ class SFTFormatter(ExperienceFormatter):
             prompt_length=prompt_length,
             messages=messages,
             tools=tools,
-            prompt_text=self.tokenizer.decode(tokens[:prompt_length]),
-            response_text=self.tokenizer.decode(tokens[prompt_length:]),
+            prompt_text=self.chat.decode(tokens[:prompt_length]),
+            response_text=self.chat.decode(tokens[prompt_length:]),
         )
 
     def _multi_turn(self, messages: Messages, tools: Messages | None, key: str) -> Experience:
-        tokens, mask = self.template.ids_and_assistant_mask(messages, tools)
+        try:
+            tokens, mask, start = mask_messages(self.chat, messages, tools, leaves_out_changed=True)
+        except ValueError:
+            raise RowFault(key, "no assistant turn to train on") from None
         self.check_length(len(tokens), key)
-        if True not in mask[1:]:
-            raise RowFault(key, "no assistant turn to train on")
-        prompt_length = max(mask.index(True), 1)
+        prompt_length = max(start, 1)
         return Experience(
             tokens=tokens,
             prompt_length=prompt_length,
             action_mask=mask[prompt_length:],
             messages=messages,
             tools=tools,
-            prompt_text=self.tokenizer.decode(tokens[:prompt_length]),
-            response_text=self.tokenizer.decode(tokens[prompt_length:]),
+            prompt_text=self.chat.decode(tokens[:prompt_length]),
+            response_text=self.chat.decode(tokens[prompt_length:]),
         )
 
 
@@ -85,8 +87,7 @@ class CPTFormatter(ExperienceFormatter):
 
     def format(self, row: Row) -> Experience:
         key = self.config.prompt_key
-        tokens = self.tokenizer(text_of(row, key))["input_ids"]
-        assert isinstance(tokens, list)
+        tokens = self.chat.encode(text_of(row, key), add_special_tokens=True)
         self.check_length(len(tokens), key)
         if len(tokens) < 2:
             raise RowFault(key, "a single token; there is nothing to train on")

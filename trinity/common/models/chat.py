@@ -1,5 +1,6 @@
 """Chat messages to text and token ids: the only place that applies a chat template."""
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from trinity.common.models.loading import load_tokenizer
 from trinity.common.models.messages import Messages, Tools, for_template
 from trinity.common.models.settings import ModelSettings
+
+_MARK = re.compile(r"{%-?\s*generation\b")
 
 
 class ChatFormat:
@@ -36,14 +39,15 @@ class ChatFormat:
         tools: Tools | None = None,
         *,
         reply_follows: bool = True,
+        continues_last: bool = True,
         **template_args: Any,
     ) -> str:
         """The conversation as text.
 
-        A last message of the assistant is the beginning of the reply and stays open.
-
         Args:
             reply_follows: Whether the text ends where the assistant's reply begins.
+            continues_last: A last message of the assistant is the beginning of that reply and
+                stays open; otherwise the reply is a turn of its own.
             template_args: More variables for the template.
 
         Raises:
@@ -57,7 +61,12 @@ class ChatFormat:
             )
         if self._settings.enable_thinking is not None:
             template_args = {"enable_thinking": self._settings.enable_thinking, **template_args}
-        is_open = reply_follows and bool(messages) and messages[-1].get("role") == "assistant"
+        is_open = (
+            reply_follows
+            and continues_last
+            and bool(messages)
+            and messages[-1].get("role") == "assistant"
+        )
         return str(
             self.tokenizer.apply_chat_template(
                 [for_template(message) for message in messages],
@@ -69,6 +78,25 @@ class ChatFormat:
                 **template_args,
             )
         )
+
+    def encode_marked(
+        self, messages: Messages, tools: Tools | None = None
+    ) -> tuple[list[int], list[bool]] | None:
+        """Token ids, and True on the assistant's; None if no `{% generation %}` marks them."""
+        template = self._settings.chat_template or self.tokenizer.chat_template
+        if not isinstance(template, str) or not _MARK.search(template):
+            return None
+        thinking = self._settings.enable_thinking
+        args: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+        found: Any = self.tokenizer.apply_chat_template(
+            [for_template(message) for message in messages],
+            tools=[dict(tool) for tool in tools] if tools else None,
+            chat_template=self._settings.chat_template,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **args,
+        )
+        return list(found["input_ids"]), [bool(bit) for bit in found["assistant_masks"]]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
