@@ -57,7 +57,7 @@ class TrainEngine(Protocol):
         ...
 
     async def save(
-        self, path: str | Path, hf: bool = False, files: Mapping[str, str] | None = None
+        self, path: str | Path, hf: bool = False, files: Mapping[str, str | bytes] | None = None
     ) -> None:
         """Begin to save all that a resume needs as the folder ``path``.
 
@@ -67,7 +67,7 @@ class TrainEngine(Protocol):
         Args:
             path: ``.../global_step_N``; it appears whole or not at all.
             hf: Also write the actor's weights to ``actor/huggingface``.
-            files: Further small text files of that folder, by name.
+            files: Further small files of that folder, by name.
         """
         ...
 

@@ -84,7 +84,7 @@ class TorchTrainEngine:
         return await self._run(lambda: channel.send(version, weights()))
 
     async def save(
-        self, path: str | Path, hf: bool = False, files: Mapping[str, str] | None = None
+        self, path: str | Path, hf: bool = False, files: Mapping[str, str | bytes] | None = None
     ) -> None:
         await self.wait_saved()
         state = await self._run(lambda: self._state(hf))

@@ -124,7 +124,7 @@ class CheckpointWriter:
         self._job: Future[None] | None = None
 
     def begin(
-        self, folder: Path, models: Mapping[str, ModelState], files: Mapping[str, str]
+        self, folder: Path, models: Mapping[str, ModelState], files: Mapping[str, str | bytes]
     ) -> None:
         """Start to write ``folder``; call `wait` before the next one."""
         self._job = self._thread.submit(_write_checkpoint, folder, models, files)
@@ -136,13 +136,13 @@ class CheckpointWriter:
 
 
 def _write_checkpoint(
-    folder: Path, models: Mapping[str, ModelState], files: Mapping[str, str]
+    folder: Path, models: Mapping[str, ModelState], files: Mapping[str, str | bytes]
 ) -> None:
     with atomic.writing_folder(folder) as aside:
         for name, state in models.items():
             state.write(aside / name)
         for name, text in files.items():
-            (aside / name).write_text(text)
+            (aside / name).write_bytes(text.encode() if isinstance(text, str) else text)
 
 
 def _read(folder: Path, kind: str) -> dict[str, Tensor]:
