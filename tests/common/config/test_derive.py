@@ -255,6 +255,15 @@ def test_data_juicer_comes_with_its_operator():
     assert config.service.data_juicer.auto_start
 
 
+def test_the_task_pipeline_writes_the_first_taskset_or_makes_one():
+    pipeline = {"inputs": ["/raw"], "operators": []}
+    config = filled({"data_processor.task_pipeline": pipeline})
+    assert config.data_processor.task_pipeline.output.path == "/data/tasks"
+    made = {**pipeline, "output": {"path": "/made"}}
+    config = filled({INPUT: {}, "data_processor.task_pipeline": made})
+    assert config.buffer.explorer_input.tasksets[0].path == "/made"
+
+
 def test_the_users_own_values_stay():
     tree = with_edits({"trainer.save_interval": 3, "explorer.eval_interval": 6})
     given = Config.model_validate(tree)

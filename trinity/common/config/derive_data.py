@@ -40,6 +40,9 @@ def _derive_tasksets(filler: Filler) -> None:
     if tasks.taskset is not None and not tasks.tasksets:
         tasks.tasksets = [tasks.taskset]
         tasks.taskset = None
+    pipeline = filler.config.data_processor.task_pipeline
+    if not tasks.tasksets and pipeline is not None and pipeline.output is not None:
+        tasks.tasksets = [pipeline.output.model_copy(deep=True)]
     for index, taskset in enumerate(tasks.tasksets):
         key = f"{INPUT}.tasksets.{index}"
         filler.default(f"{key}.name", f"taskset_{index}", "by position")
