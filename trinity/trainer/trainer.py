@@ -172,6 +172,7 @@ class Trainer:
             batch = await self.preparation.complete(batch, metrics)
             await self.updater.update(batch, self.step, metrics)
         metrics |= batch.summary()
+        metrics["response_length/clip_ratio"] = _share_of_cut(experiences)
 
     async def _publish_if_due(self, metrics: Metrics) -> None:
         if not self.settings.publishes_weights:
@@ -274,3 +275,12 @@ class Trainer:
         if self._saving is not None:
             self._saving.cancel()
         await self.engine.close()
+
+
+def _share_of_cut(experiences: list[Experience]) -> float:
+    """Share of the responses that ended where no more tokens were allowed."""
+    cut = [
+        e.truncate_status == "response_truncated" or e.info.get("finish_reason") == "length"
+        for e in experiences
+    ]
+    return sum(cut) / len(cut)
