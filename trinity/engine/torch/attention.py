@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from trinity.engine.torch.kv import TILE, KVRows, round_up
+from trinity.engine.torch.kv import GRAIN, TILE, KVRows, round_up
 from trinity.engine.torch.prompt_pages import PromptPages
 
 IMPLEMENTATION = "trinity_engine"
 
-# Keys of one product. Matrix libraries cut other sums in ways that depend on their length: a rest
-# of 64 or 128 keys is added up like a whole block, one of 192 is not.
-_BLOCK = 256
+# Keys of one product: matrix libraries cut longer sums in ways that depend on their length. Up to
+# here keys of weight 0 at the end change nothing, if they come in whole grains.
+_BLOCK = 128
 _QUERIES = 4  # queries of one product: fewer take other kernels, whose sums differ in the last bit
+_LANES = 1024  # values of an element-wise exp: a rest would take its scalar path, which differs too
 _active = threading.local()
 
 
@@ -36,13 +37,15 @@ class PromptTiles:
     Args:
         tile: Which tile: positions ``tile * TILE`` up to ``(tile + 1) * TILE``.
         pages: [B, tile + 1] pages of each prompt up to this tile.
-        gather: [B, TILE] index of each position's token among the step's prompt tokens; 0 where
-            the step has none.
-        scatter_from: Places in the flattened [B * TILE] output that are real ...
+        num_keys: Positions up to the last one that is computed in this tile.
+        gather: [B, M] index of each position's token among the step's prompt tokens, for the
+            first M positions of the tile; 0 where the step has none.
+        scatter_from: Places in the flattened [B * M] output that are real ...
         scatter_to: ... and the prompt tokens they belong to.
     """
 
     tile: int
+    num_keys: int
     pages: Tensor
     gather: Tensor
     scatter_from: Tensor
@@ -95,7 +98,7 @@ class StepAttention:
         return out_NHD
 
     def _attend_samples(self, layer: int, query_SHD: Tensor, options: "AttentionOptions") -> Tensor:
-        length = key_length(self.max_sample_length)
+        length = round_up(self.max_sample_length, GRAIN)
         key_SKLD, value_SKLD = self.samples.view(layer, len(query_SHD), length)
         num_samples, num_heads, size = query_SHD.shape
         query_SKMD = query_SHD.view(num_samples, key_SKLD.shape[1], -1, size)
@@ -106,16 +109,19 @@ class StepAttention:
     def _attend_tiles(
         self, layer: int, query_NHD: Tensor, tiles: PromptTiles, options: "AttentionOptions"
     ) -> Tensor:
-        key_BKLD, value_BKLD = self.prompts.gather(layer, tiles.pages)
-        num_rows, num_heads, size = len(tiles.pages), query_NHD.shape[1], query_NHD.shape[2]
+        num_rows, num_queries = tiles.gather.shape
+        num_heads, size = query_NHD.shape[1:]
+        length = round_up(tiles.num_keys, GRAIN)
+        stored = self.prompts.gather(layer, tiles.pages)
+        key_BKLD, value_BKLD = (x[:, :, :length] for x in stored)
         kv_heads = key_BKLD.shape[1]
         group = num_heads // kv_heads
-        query = query_NHD[tiles.gather].view(num_rows, TILE, kv_heads, group, size)
-        query_BKMD = query.permute(0, 2, 3, 1, 4).reshape(num_rows, kv_heads, group * TILE, size)
-        bias = self._tile_bias(tiles.tile, group, options.window, query_NHD.dtype)
+        query = query_NHD[tiles.gather].view(num_rows, num_queries, kv_heads, group, size)
+        query_BKMD = query.permute(0, 2, 3, 1, 4).reshape(num_rows, kv_heads, -1, size)
+        bias = self._tile_bias(tiles, length, group, options.window, query_NHD.dtype)
         out_BKMD = tiled_attention(query_BKMD, key_BKLD, value_BKLD, bias, options)
-        out = out_BKMD.view(num_rows, kv_heads, group, TILE, -1).permute(0, 3, 1, 2, 4)
-        return out.reshape(num_rows * TILE, num_heads, -1)
+        out = out_BKMD.reshape(num_rows, kv_heads, group, num_queries, -1).permute(0, 3, 1, 2, 4)
+        return out.reshape(num_rows * num_queries, num_heads, -1)
 
     def _sample_bias(self, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
         key = ("sample", window, dtype)
@@ -125,12 +131,20 @@ class StepAttention:
             self._bias[key] = _bias(distance, window, dtype)[:, None, None]
         return self._bias[key]
 
-    def _tile_bias(self, tile: int, group: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        key = (tile, group, window, dtype)
+    def _tile_bias(
+        self,
+        tiles: PromptTiles,
+        length: int,
+        group: int,
+        window: int | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        key = (tiles.tile, group, window, dtype)
         if key not in self._bias:
-            place = torch.arange((tile + 1) * TILE, device=self.prompt_pages.device)
-            distance = place[tile * TILE :, None] - place
-            self._bias[key] = _bias(distance, window, dtype).repeat(group, 1)[None, None]
+            place = torch.arange(length, device=self.prompt_pages.device)
+            own = tiles.tile * TILE + place[: tiles.gather.shape[1]]
+            bias = _bias(own[:, None] - place, window, dtype)
+            self._bias[key] = bias.repeat(group, 1)[None, None]
         return self._bias[key]
 
 
@@ -159,7 +173,11 @@ def tiled_attention(
     bias_BKML: Tensor,
     options: AttentionOptions,
 ) -> Tensor:
-    """Softmax attention [B, K, M, D]. ``bias_BKML`` may be broadcast; L is whole tiles."""
+    """Softmax attention [B, K, M, D].
+
+    A row's bits depend on its own keys alone: not on the other rows and queries, nor on how many
+    keys of bias -inf come after its own. L must be whole grains; ``bias_BKML`` may be broadcast.
+    """
     is_plain = options.softcap is None and options.sinks is None
     is_fused = is_plain and query_BKMD.shape[-1] == value_BKLD.shape[-1]
     if is_fused and query_BKMD.device.type != "cpu":
@@ -168,7 +186,6 @@ def tiled_attention(
         )
     num_queries = query_BKMD.shape[2]
     query_BKMD, bias_BKML = _whole_queries(query_BKMD, bias_BKML)
-    key_BKLD, value_BKLD, bias_BKML = _whole_keys(key_BKLD, value_BKLD, bias_BKML)
     if is_fused:
         out = _fused_attention(query_BKMD, key_BKLD, value_BKLD, bias_BKML, options.scale)
     else:
@@ -176,24 +193,6 @@ def tiled_attention(
             query_BKMD.float(), key_BKLD.float(), value_BKLD.float(), bias_BKML.float(), options
         )
     return out[:, :, :num_queries].to(query_BKMD.dtype)
-
-
-def key_length(length: int) -> int:
-    """Key positions to attend over for a sequence of ``length`` tokens."""
-    whole = round_up(length)
-    return whole + TILE if whole % _BLOCK == _BLOCK - TILE else whole
-
-
-def _whole_keys(
-    key_BKLD: Tensor, value_BKLD: Tensor, bias_BKML: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and bias padded to `key_length`."""
-    missing = key_length(key_BKLD.shape[2]) - key_BKLD.shape[2]
-    if not missing:
-        return key_BKLD, value_BKLD, bias_BKML
-    pad = nn.functional.pad
-    key_BKLD, value_BKLD = (pad(x, (0, 0, 0, missing)) for x in (key_BKLD, value_BKLD))
-    return key_BKLD, value_BKLD, pad(bias_BKML, (0, missing), value=-math.inf)
 
 
 def _whole_queries(query_BKMD: Tensor, bias_BKML: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,23 +259,24 @@ def _fused_attention(
 
 
 def _merged(part_BKMD: list[Tensor], total_BKM: list[Tensor]) -> Tensor:
-    """Attention over all keys from that over blocks of them and each block's log-sum-exp.
-
-    All of it in the shape of the parts: of an odd number of values the last ones would take the
-    scalar path of exp, which differs in the last bit.
-    """
-    out, total = part_BKMD[0], _spread(total_BKM[0], part_BKMD[0])
-    for part, more_BKM in zip(part_BKMD[1:], total_BKM[1:], strict=True):
-        more = _spread(more_BKM, part)
-        merged = torch.logaddexp(total, more)
-        old, new = (total - merged).exp().nan_to_num(0), (more - merged).exp().nan_to_num(0)
-        out = out * old + part * new
-        total = merged
+    """Attention over all keys from that over blocks of them and each block's log-sum-exp."""
+    out, total = part_BKMD[0], total_BKM[0]
+    for part, more in zip(part_BKMD[1:], total_BKM[1:], strict=True):
+        share, total = _blended(total, more)
+        out = torch.lerp(part, out, share[..., None])
     return out
 
 
-def _spread(value_BKM: Tensor, like_BKMD: Tensor) -> Tensor:
-    return value_BKM[..., None].expand(like_BKMD.shape).contiguous()
+def _blended(first_BKM: Tensor, second_BKM: Tensor) -> tuple[Tensor, Tensor]:
+    """Share of the first in the sum of two log-sum-exps, and the log of that sum."""
+    shape, count = first_BKM.shape, first_BKM.numel()
+    missing = -count % _LANES
+    first, second = (
+        nn.functional.pad(x.reshape(-1), (0, missing)) for x in (first_BKM, second_BKM)
+    )
+    total = torch.logaddexp(first, second)
+    share = (first - total).exp().nan_to_num(1.0)
+    return share[:count].view(shape), total[:count].view(shape)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ computes one token of every running sample together with pieces of waiting promp
 
 from collections import deque
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trinity.common.models.protocol import FinishReason
-from trinity.engine.torch.attention import PromptTiles, StepAttention, attending, key_length
+from trinity.engine.torch.attention import PromptTiles, StepAttention, attending
 from trinity.engine.torch.jobs import Job, SampleJob, SampleRows, ScoreJob
-from trinity.engine.torch.kv import TILE, KVRows, round_up
+from trinity.engine.torch.kv import GRAIN, TILE, KVRows, round_up
 from trinity.engine.torch.prompt_pages import PromptPages, PromptSlot
 from trinity.engine.torch.sampler import DrawParams, draw, padded_logits, token_logprobs, uniform
 
@@ -301,7 +302,7 @@ class Batcher:
     def _step_attention(self, pieces: list[_Piece], lengths: np.ndarray) -> StepAttention:
         longest = int(lengths.max(initial=0))
         if len(lengths):
-            self._samples.reserve(len(lengths), key_length(longest))
+            self._samples.reserve(len(lengths), round_up(longest, GRAIN))
         spans = [np.arange(piece.start, piece.end) for piece in pieces]
         pages = [piece.slot.pages[span // TILE] for piece, span in zip(pieces, spans, strict=True)]
         return StepAttention(
@@ -330,16 +331,19 @@ class Batcher:
         return [self._prompt_tiles(tile, parts) for tile, parts in by_tile.items()]
 
     def _prompt_tiles(self, tile: int, parts: list[_TilePart]) -> PromptTiles:
-        gather = np.zeros((len(parts), TILE), dtype=np.int64)
+        end = max(part.end for part in parts)
+        width = round_up(end - tile * TILE, 4)
+        gather = np.zeros((len(parts), width), dtype=np.int64)
         places, tokens = [], []
         for number, part in enumerate(parts):
             inside = np.arange(part.start - tile * TILE, part.end - tile * TILE)
             indexes = np.arange(part.first, part.first + part.end - part.start)
             gather[number, inside] = indexes
-            places.append(number * TILE + inside)
+            places.append(number * width + inside)
             tokens.append(indexes)
         return PromptTiles(
             tile=tile,
+            num_keys=end,
             pages=self._tensor(np.stack([part.pages for part in parts])),
             gather=self._tensor(gather),
             scatter_from=self._tensor(np.concatenate(places)),
@@ -377,32 +381,41 @@ class Batcher:
         """Give running samples their next token, and as many ready ones as fit their first."""
         logits = [] if running_logits is None else [running_logits]
         versions = [np.full(len(self.rows), self.version)]
+        first, started = len(self.rows), []
         while self.ready and len(self.rows) < self._limits.max_running:
             job = self.ready[0]
             room = self._limits.max_running - len(self.rows)
             count = min(room, job.params.n - job.num_started)
-            first = len(self.rows)
-            indexes = range(job.num_started, job.num_started + count)
-            self.rows.add(job, indexes)
-            self._copy_prompt(job, first, count)
+            self.rows.add(job, range(job.num_started, job.num_started + count))
+            started.append((job, count))
             assert job.first_logits is not None, "a ready job has no logits"
             logits.append(job.first_logits.expand(count, -1))
             versions.append(np.full(count, job.first_version))
             job.num_started += count
             if job.num_started == job.params.n:
                 self.ready.popleft()
-                self._close_slot(job)
-                job.first_logits = None
+        self._copy_prompts(first, started)
         if len(self.rows):
             self._draw(torch.cat(logits), np.concatenate(versions))
 
-    def _copy_prompt(self, job: SampleJob, first: int, count: int) -> None:
-        assert job.slot is not None, "a ready job has no place"
-        pages = self._tensor(job.slot.pages)[None]
-        self._samples.reserve(first + count, round_up(len(job.tokens)))
-        for layer in range(self._num_layers):
-            key, value = self._prompts.gather(layer, pages)
-            self._samples.fill(layer, first, *(x.expand(count, -1, -1, -1) for x in (key, value)))
+    def _copy_prompts(self, first: int, started: list[tuple[SampleJob, int]]) -> None:
+        """Give each new sample a row with its prompt's keys and values."""
+        if not started:
+            return
+        longest = max(len(job.tokens) for job, _ in started)
+        self._samples.reserve(len(self.rows), round_up(longest))
+        for _, group in groupby(started, key=lambda entry: -(-len(entry[0].tokens) // TILE)):
+            entries = list(group)
+            pages = [job.slot.pages for job, _ in entries if job.slot is not None]
+            counts = [count for _, count in entries]
+            chosen = self._tensor(np.repeat(np.stack(pages), counts, axis=0))
+            for layer in range(self._num_layers):
+                self._samples.fill(layer, first, *self._prompts.gather(layer, chosen))
+            first += len(chosen)
+        for job, _ in started:
+            if job.num_started == job.params.n:
+                self._close_slot(job)
+                job.first_logits = None
 
     def _draw(self, logits: Tensor, versions: np.ndarray) -> None:
         """One token for every row, then the end of those that are done."""

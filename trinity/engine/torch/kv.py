@@ -5,7 +5,8 @@ Shape suffixes: R = rows, H = key/value heads, L = positions, D = head size, N =
 
 from torch import Tensor
 
-TILE = 64  # positions come in whole tiles: attention over padded rows is then bitwise stable
+TILE = 64  # positions of one page of a prompt
+GRAIN = 16  # attention works on whole grains of positions: see `trinity.engine.torch.attention`
 
 
 def round_up(length: int, multiple: int = TILE) -> int:
@@ -32,7 +33,8 @@ class KVRows:
             return
         if num_rows > self.num_rows:
             self.num_rows = max(num_rows, self.num_rows + self.num_rows // 4)
-        self.length = max(self.length, round_up(length))
+        if length > self.length:
+            self.length = round_up(max(length, self.length * 9 // 8), GRAIN)
         for store in (self._keys, self._values):
             for layer, old_RHLD in enumerate(store):
                 if old_RHLD is not None:
