@@ -52,10 +52,20 @@ def load_causal_lm(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
-        model = model.to(wanted)
+        cast_parameters(model, wanted)
     else:
         model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=wanted, **options)
     return model.to(device).eval(), is_random
+
+
+def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Change the dtype of a model's parameters, as loading with that dtype does.
+
+    Buffers keep theirs: the frequencies of rotary positions are float32 in every model.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
 
 
 def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
