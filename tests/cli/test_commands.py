@@ -90,6 +90,14 @@ def test_validate_notes_old_spellings(tmp_path):
     assert "is now called 'explorer_driven'" in result.stderr
 
 
+def test_run_tells_a_wrong_file_before_it_loads_anything_heavy(tmp_path):
+    path = write(tmp_path, with_edits({"buffer.batch_sise": 3, "algorithm.kl_loss_fn": "k9"}))
+    result = trinity("run", "--config", str(path), "--cpu")
+    assert result.returncode == 2
+    assert "2 problems in" in result.stderr
+    assert "Did you mean `batch_size`?" in result.stderr
+
+
 def test_explain_answers_the_question_on_batch_sizes(file):
     result = trinity("explain", str(file))
     assert result.returncode == 0

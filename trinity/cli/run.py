@@ -13,8 +13,6 @@ from trinity.common.config import Config, find_advice
 from trinity.common.config.validate import validate_file
 from trinity.common.errors import ConfigError
 from trinity.launcher.cpu import Replacement, for_cpu
-from trinity.launcher.launch import run_config
-from trinity.launcher.plan import NotEnoughGpusError
 from trinity.launcher.screen import Screen
 from trinity.utils.plugins import load_plugins, plugin_dirs_from_env
 
@@ -49,8 +47,16 @@ def run(
         screen.say(f"note: {note}", style="dim")
     if replaced:
         screen.show(_replacements(replaced))
+    return _start(loaded, plugin_dirs, screen, dry_run)
+
+
+def _start(config: Config, plugin_dirs: list[str], screen: Screen, is_dry: bool) -> int:
+    """Run a sound configuration. What trains is imported here: a wrong file is told before."""
+    from trinity.launcher.launch import run_config
+    from trinity.launcher.plan import NotEnoughGpusError
+
     try:
-        return run_config(loaded, plugin_dirs, screen, is_dry=dry_run)
+        return run_config(config, plugin_dirs, screen, is_dry=is_dry)
     except NotEnoughGpusError as error:
         screen.show(error.needs.table())
         raise
