@@ -21,6 +21,7 @@ _BUILT_IN = {
     "reasoning_gym_workflow": "trinity.workflows.reasoning_gym.ReasoningGymWorkflow",
     "tool_call_workflow": "trinity.workflows.tool_call.ToolCallWorkflow",
     "python_tool_workflow": "trinity.workflows.agent.python_tool.PythonToolWorkflow",
+    "react_workflow": "trinity.workflows.agent.react.ReActWorkflow",
     "sudoku_workflow": "trinity.workflows.envs.sudoku.workflow.SudokuWorkflow",
     "frozen_lake_workflow": "trinity.workflows.envs.frozen_lake.workflow.FrozenLakeWorkflow",
 }

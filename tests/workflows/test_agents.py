@@ -1,0 +1,117 @@
+import pytest
+import torch
+
+from tests.workflows.agent_fakes import AgentModel
+from tests.workflows.test_built_in import run
+from trinity.common.experience import Experience
+from trinity.common.models.fake import FakeModel
+from trinity.common.models.settings import ModelSettings
+from trinity.common.workflows import Task
+from trinity.workflows.agent.merge import merge_turns
+from trinity.workflows.agent.tools import Tool, load_tools, parameters_schema
+
+
+def weather(city: str, days: int = 1, units: list[str] | None = None) -> dict:
+    """The weather of a city."""
+    if city == "Atlantis":
+        raise LookupError("under water")
+    return {"city": city, "days": days}
+
+
+def script():
+    return [
+        [("python", {"code": "print(6 * 7)"}), ("weather", {"city": "Oslo"})],
+        [("weather", {"city": "Atlantis"}), ("nothing", {}), ("weather", {"town": "x"})],
+        "So \\boxed{42}",
+    ]
+
+
+ARGUMENTS = {"tools": ["python", "tests.workflows.test_agents.weather"]}
+
+
+async def test_an_agent_with_parallel_tools_gives_one_row():
+    model = AgentModel(script(), version=2)
+    [row], _ = await run("react_workflow", [], model=model, repeat_times=1, workflow_args=ARGUMENTS)
+    assert row.reward == 1
+    assert row.metrics["turns"] == 3 and row.metrics["tool_calls"] == 5
+    observed = model.requests[2]["messages"]
+    assert [m["role"] for m in observed[:6]] == ["system", "user", "assistant"] + ["tool"] * 2 + [
+        "assistant"
+    ]
+    assert observed[3]["content"] == "42" and '"city": "Oslo"' in observed[4]["content"]
+    errors = [m["content"] for m in observed[6:]]
+    assert "under water" in errors[0] and "no tool 'nothing'" in errors[1]
+    assert "missing a required argument" in errors[2]
+    said = bytes(row.tokens[row.prompt_length :][row.action_mask].tolist()).decode()
+    assert said.count("<assistant>") == 3 and "<tool>" not in said
+    assert row.token_versions[row.action_mask].unique().tolist() == [2]
+    assert (row.logprobs[row.action_mask] == -1).all() and (
+        row.logprobs[~row.action_mask] == 0
+    ).all()
+
+
+async def test_each_reply_may_be_a_row():
+    arguments = ARGUMENTS | {"merge_turns": False}
+    rows, _ = await run(
+        "react_workflow",
+        [],
+        model=AgentModel(script(), version=2),
+        repeat_times=1,
+        workflow_args=arguments,
+    )
+    assert [(r.eid.step, r.reward) for r in rows] == [(0, 1), (1, 1), (2, 1)]
+
+
+async def test_an_agent_ends_at_max_turns():
+    model = AgentModel([[("python", {"code": "1"})]] * 9, version=2)
+    [row], _ = await run(
+        "react_workflow", [], model=model, repeat_times=1, workflow_args={"max_turns": 2}
+    )
+    assert row.metrics["turns"] == 2 and row.reward == -0.1
+
+
+def test_agents_need_a_history():
+    model = FakeModel([])
+    model._settings = ModelSettings(model_path="x")
+    with pytest.raises(ValueError, match="enable_history"):
+        Task(workflow="react_workflow", raw_task={"prompt": "q"}).to_workflow(model)
+
+
+def test_schemas_come_from_signatures():
+    assert parameters_schema(weather) == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "units": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["city"],
+    }
+    assert Tool.of(weather).schema["function"]["description"] == "The weather of a city."
+    with pytest.raises(ValueError, match="Built in: python"):
+        load_tools(["pyhton"])
+
+
+async def test_long_results_are_cut():
+    tool = Tool.of(lambda: "x" * 100, "many", limit=10)
+    assert await tool.call("{}") == "x" * 10 + " [cut]"
+    tool = Tool.of(lambda: "x")
+    assert "JSON object" in await tool.call("[1]") and "Error" in await tool.call("{broken")
+
+
+def turn(ids, prompt_length, **kw):
+    count = len(ids) - prompt_length
+    return Experience(tokens=ids, prompt_length=prompt_length, logprobs=[-0.5] * count, **kw)
+
+
+def test_chains_are_merged_and_forks_are_not():
+    first = turn([1, 2, 3, 4], 2, token_versions=[5, 5])
+    second = turn([1, 2, 3, 4, 9, 9, 5], 6, token_versions=[6], reward=1.0)
+    fork = turn([1, 2, 8, 9, 7], 4, token_versions=[6])
+    other = turn([7, 7, 7], 2, token_versions=[6])
+    merged, alone, forked = merge_turns([first, other, second, fork])
+    assert merged.tokens.tolist() == [1, 2, 3, 4, 9, 9, 5] and merged.prompt_length == 2
+    assert merged.action_mask.tolist() == [True, True, False, False, True]
+    assert merged.logprobs.tolist() == [-0.5, -0.5, 0, 0, -0.5]
+    assert merged.token_versions.tolist() == [5, 5, -1, -1, 6] and merged.reward == 1
+    assert torch.equal(alone.tokens, other.tokens) and torch.equal(forked.tokens, fork.tokens)

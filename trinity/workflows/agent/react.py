@@ -1,0 +1,148 @@
+"""`react_workflow`: an agent that calls tools until it knows the answer, by an OpenAI client."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trinity.common.experience import Experience
+from trinity.common.workflows import REWARD_ERROR, BaseSimpleWorkflow, Task
+from trinity.workflows.agent.merge import merge_turns
+from trinity.workflows.agent.tools import Tool, load_tools
+
+if TYPE_CHECKING:
+    from trinity.common.models import ModelWrapper
+
+Messages = list[dict[str, Any]]
+
+_SYSTEM_PROMPT = """\
+Solve the task. Call tools where they help, several at once if you like. When you know the answer, \
+give it inside \\boxed{} without calling a tool."""
+
+
+class AgentWorkflow(BaseSimpleWorkflow):
+    """Base of agents that talk to the model by an OpenAI client; every reply is recorded.
+
+    A subclass writes `solve`: it uses ``self.client`` as it likes and returns the final answer as
+    text. The answer is scored by the task's reward function, and all replies carry that reward.
+    Needs `explorer.rollout_model.enable_history: true`.
+
+    `workflow_args.merge_turns` (True): a reply that goes on from an earlier one becomes one row
+    with it; False: each reply is a row of its own (`eid.step`).
+    """
+
+    is_async: ClassVar[bool] = True
+    default_reward_fn: ClassVar[str] = "math_boxed_reward"
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        model: "ModelWrapper",
+        auxiliary_models: "list[ModelWrapper] | None" = None,
+    ) -> None:
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        if not model.model_config.enable_history:
+            raise ValueError(
+                f"{type(self).__qualname__} trains on recorded replies: set "
+                "explorer.rollout_model.enable_history to true."
+            )
+
+    @property
+    def client(self) -> Any:
+        """An `openai.AsyncOpenAI` of the model that is trained."""
+        return self.model.get_openai_async_client()
+
+    async def solve(self) -> str:
+        """Work on the task; the final answer."""
+        raise NotImplementedError
+
+    async def run_async(self) -> list[Experience]:
+        answer = await self.solve()
+        replies = self.model.extract_experience_from_history()
+        if not replies:
+            raise RuntimeError(f"{type(self).__qualname__} ended without asking the model.")
+        for step, reply in enumerate(replies):
+            reply.eid.step = step
+        await self._give_reward(replies, answer)
+        num_turns = float(len(replies))
+        if self.task.workflow_args.get("merge_turns", True):
+            replies = merge_turns(replies)
+        for reply in replies:
+            reply.metrics["turns"] = num_turns
+        return replies
+
+    async def _give_reward(self, replies: Sequence[Experience], answer: str) -> None:
+        """Score ``answer`` once; every reply carries the reward."""
+        last = replies[-1]
+        await self.score(last, self.format_messages(), response=answer)
+        for reply in replies[:-1]:
+            reply.reward, reply.metrics = last.reward, dict(last.metrics)
+            if REWARD_ERROR in last.info:
+                reply.info[REWARD_ERROR] = last.info[REWARD_ERROR]
+
+
+class ReActWorkflow(AgentWorkflow):
+    """Reason, call tools, look at what they give, until an answer comes without a call.
+
+    `workflow_args`: ``tools`` (["python"]; further ones by dotted path), ``max_turns`` (8),
+    ``tool_obs_char_limit`` (4000). The model's server needs a tool parser
+    (``enable_auto_tool_choice``, ``tool_call_parser``). Metrics: ``turns``, ``tool_calls``.
+    """
+
+    default_system_prompt: ClassVar[str] = _SYSTEM_PROMPT
+
+    def tools(self) -> dict[str, Tool]:
+        """What the agent may call."""
+        arguments = self.task.workflow_args
+        limit = int(arguments.get("tool_obs_char_limit", 4000))
+        return load_tools(arguments.get("tools", ["python"]), limit)
+
+    async def solve(self) -> str:
+        tools, messages = self.tools(), self.format_messages()
+        schemas = [dict(tool.schema) for tool in tools.values()]
+        self.num_tool_calls = 0
+        answer = ""
+        for _ in range(int(self.task.workflow_args.get("max_turns", 8))):
+            completion = await self.client.chat.completions.create(
+                model=self.model.model_name,
+                messages=messages,
+                tools=schemas,
+                **_openai_args(self.rollout_args),
+            )
+            message = completion.choices[0].message
+            answer = message.content or ""
+            if not message.tool_calls:
+                break
+            messages.append(message.model_dump(exclude_none=True))
+            messages += await self._answers(message.tool_calls, tools)
+        return answer
+
+    async def run_async(self) -> list[Experience]:
+        replies = await super().run_async()
+        for reply in replies:
+            reply.metrics["tool_calls"] = float(self.num_tool_calls)
+        return replies
+
+    async def _answers(self, calls: Sequence[Any], tools: dict[str, Tool]) -> Messages:
+        """What the called tools give, in the order of the calls."""
+        self.num_tool_calls += len(calls)
+        texts = await asyncio.gather(*(_call(call.function, tools) for call in calls))
+        return [
+            {"role": "tool", "tool_call_id": call.id, "content": text}
+            for call, text in zip(calls, texts, strict=True)
+        ]
+
+
+async def _call(function: Any, tools: dict[str, Tool]) -> str:
+    tool = tools.get(function.name)
+    if tool is None:
+        return f"Error: there is no tool {function.name!r}; there are: {', '.join(tools)}."
+    return await tool.call(function.arguments)
+
+
+def _openai_args(rollout_args: dict[str, Any]) -> dict[str, Any]:
+    """Sampling parameters as the OpenAI client takes them: those it does not know in the body."""
+    known = ("temperature", "top_p", "max_tokens", "seed", "stop")
+    extra = {n: v for n, v in rollout_args.items() if n not in known and n != "logprobs"}
+    arguments = {n: v for n, v in rollout_args.items() if n in known}
+    return arguments | ({"extra_body": extra} if extra else {})
