@@ -160,7 +160,7 @@ def _torch_engine(plan: RunPlan, model: InferenceModelConfig, name: str) -> Infe
         torch_settings(plan.config, model, plan.cores, plan.device),
         name=name,
         namespace=plan.namespace,
-        env_vars={**plan.env_vars, "OMP_NUM_THREADS": str(plan.cores)},
+        env_vars=plan.compute_env,
     )
     return engine
 

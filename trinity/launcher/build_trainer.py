@@ -74,7 +74,7 @@ def _engine(plan: RunPlan, total_steps: int | None) -> TrainEngine:
         _channel(plan),
         name=plan.config.trainer.name,
         namespace=plan.namespace,
-        env_vars={**plan.env_vars, "OMP_NUM_THREADS": str(plan.cores)},
+        env_vars=plan.compute_env,
     )
     return engine
 

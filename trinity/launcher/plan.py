@@ -101,6 +101,16 @@ class RunPlan:
         """Device of trainer and embedded engine."""
         return "cuda" if self.gpus.total else "cpu"
 
+    @property
+    def compute_env(self) -> dict[str, str]:
+        """Environment of engines and trainer.
+
+        Threads sleep while they wait for each other: spinning would take the core from the part
+        that works, and engine and trainer take turns.
+        """
+        threads = {"OMP_NUM_THREADS": str(self.cores), "OMP_WAIT_POLICY": "PASSIVE"}
+        return {**self.env_vars, **threads}
+
     def table(self, total_steps: int | None = None) -> Table:
         """What runs where, and what makes a step, for the screen."""
         config = self.config
