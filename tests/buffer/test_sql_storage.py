@@ -9,7 +9,8 @@ import pytest
 from tests.buffer.conftest import PostgresServer
 from tests.buffer.samples import experience, group, tasks_of
 from trinity.buffer.rows import DataError
-from trinity.buffer.storage.sql import SQLStorage, SQLTaskRows, write_tasks
+from trinity.buffer.rows.sql import SQLTaskRows, write_tasks
+from trinity.buffer.storage.sql import SQLStorage
 from trinity.common.errors import DeadlineError
 from trinity.common.schema.database import Database, DatabaseProblem
 

@@ -38,7 +38,7 @@ def open_rows(
         DataError: It is missing, empty or of an unknown form.
     """
     if storage_type is StorageType.SQL:
-        from trinity.buffer.storage.sql import SQLTaskRows
+        from trinity.buffer.rows.sql import SQLTaskRows
 
         return _not_empty(SQLTaskRows(path, table), path, split)
     if storage_type is StorageType.REASONING_GYM:

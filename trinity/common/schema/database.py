@@ -16,6 +16,7 @@ from trinity.common.schema.sql_schema import EXPERIENCE_VIEW, ROW_COLUMNS, TASK_
 T = TypeVar("T")
 
 _SCHEMA_LOCK = 0x7472696E  # any number; all processes of trinity take the same
+_READS, _WRITES = {"only_reads": True}, {"only_reads": False}
 _NO_RETRY = ("disk is full", "not a database", "malformed", "readonly", "unable to open")
 
 
@@ -81,7 +82,7 @@ class Database:
         work: Callable[[Connection], T],
         committed: Callable[[Connection], T | None] | None = None,
     ) -> T:
-        """The result of ``work`` in a transaction that writes.
+        """The result of ``work`` in a transaction that may write.
 
         Args:
             committed: Asked before another attempt whether the one before was committed after
@@ -90,11 +91,24 @@ class Database:
         Raises:
             DatabaseProblem: All attempts failed.
         """
-        assert self._engine is not None, "Database.run before open"
+        return self._attempt(work, committed, _WRITES)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """The result of ``work``, which reads only: on SQLite it does not wait for writers."""
+        return self._attempt(work, None, _READS)
+
+    def _attempt(
+        self,
+        work: Callable[[Connection], T],
+        committed: Callable[[Connection], T | None] | None,
+        options: dict[str, bool],
+    ) -> T:
+        assert self._engine is not None, "Database is not open"
+        engine = self._engine.execution_options(**options)
         wait_s = self._retry_interval_s
         for attempt in range(self._max_retry_times + 1):
             try:
-                with self._engine.begin() as connection:
+                with engine.begin() as connection:
                     found = committed(connection) if attempt and committed is not None else None
                     return work(connection) if found is None else found
             except DBAPIError as error:
@@ -119,11 +133,11 @@ class Database:
         self.run(work)
 
     def has_table(self, name: str) -> bool:
-        return self.run(lambda connection: inspect(connection).has_table(name))
+        return self.read(lambda connection: inspect(connection).has_table(name))
 
     def table_names(self) -> list[str]:
         """Names of the tables, views left out."""
-        return self.run(lambda connection: sorted(inspect(connection).get_table_names()))
+        return self.read(lambda connection: sorted(inspect(connection).get_table_names()))
 
     def _check_columns(self, connection: Connection, table: Table) -> None:
         there = {column["name"] for column in inspect(connection).get_columns(table.name)}
@@ -164,7 +178,8 @@ class Database:
 
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            only_reads = connection.get_execution_options().get("only_reads")
+            connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 
         return engine
 

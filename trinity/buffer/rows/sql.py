@@ -1,0 +1,59 @@
+"""Rows of a table of tasks in a database, read in pages."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from trinity.buffer.rows.base import BadRow, BadRowError, DataError, Row, first_columns
+from trinity.common.schema.database import Database
+from trinity.common.schema.tables import TaskTable
+
+_PAGE_ROWS = 200
+_PAGES = 50
+
+
+class SQLTaskRows:
+    """The rows of the table ``name`` at the address ``path``."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._name = name
+        self._database = Database(path)
+        self._table = TaskTable(name)
+        self._database.open()
+        if not self._database.has_table(name):
+            tables = ", ".join(self._database.table_names()) or "none"
+            raise DataError(f"{path!r} has no table {name!r}. Its tables: {tables}.", key="name")
+        self._ids = np.array(self._database.read(self._table.ids), dtype=np.int64)
+        self._page = lru_cache(maxsize=_PAGES)(self._read_page)
+
+    @property
+    def columns(self) -> list[str]:
+        return first_columns(self)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        row = self._page(index // _PAGE_ROWS)[index % _PAGE_ROWS]
+        if not isinstance(row, dict):
+            raise BadRowError([BadRow(self.where(index), "raw_task", "not an object")])
+        return row
+
+    def where(self, index: int) -> str:
+        return f"table {self._name}, id {self._ids[index]}"
+
+    def _read_page(self, number: int) -> list[object]:
+        ids = self._ids[number * _PAGE_ROWS : (number + 1) * _PAGE_ROWS].tolist()
+        return self._database.read(lambda c: self._table.between(c, ids[0], ids[-1]))
+
+
+def write_tasks(path: str, name: str, rows: Sequence[Row]) -> None:
+    """Append rows to a table of tasks, all or none of them."""
+    database, table = Database(path), TaskTable(name)
+    database.open()
+    database.create(table.table)
+    database.run(lambda connection: table.append(connection, rows))
+    database.close()
