@@ -76,9 +76,10 @@ def test_name_dtype_and_shape_count() -> None:
         digest(torch.zeros(5)),
         digest(torch.tensor(0.0)),
         digest(torch.zeros(0)),
+        digest(torch.zeros(0, 3)),
         weights_digest([]),
     }
-    assert len(found) == 9
+    assert len(found) == 10
 
 
 def test_order_of_names_does_not_count() -> None:

@@ -7,9 +7,10 @@ The trainer's side sends and gets a `WeightTicket`; an engine opens the ticket w
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
@@ -21,6 +22,8 @@ from trinity.utils import actor
 from trinity.utils.digest import weights_digest
 
 NamedTensors = Iterable[tuple[str, Tensor]]
+
+_BUCKET_BYTES = 256 * 2**20
 
 
 class WeightChannel(Protocol):
@@ -35,32 +38,46 @@ class WeightChannel(Protocol):
         ...
 
 
+class _Packed(NamedTuple):
+    """A tensor as NumPy bytes, which the object store reads in place."""
+
+    data: Any
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class MemoryChannel:
     """Weights through shared memory: Ray's object store, one copy whatever the number of engines.
 
-    ``keep`` versions stay fetchable, so that an engine that starts again gets the newest.
+    They go in buckets, so that beside that copy only one bucket is held here. ``keep`` versions
+    stay fetchable, so that an engine that starts again gets the newest.
     """
 
     method = "memory"
 
-    def __init__(self, keep: int = 1) -> None:
+    def __init__(self, keep: int = 1, bucket_bytes: int = _BUCKET_BYTES) -> None:
         self._keep = keep
-        self._out: list[object] = []
+        self._bucket_bytes = bucket_bytes
+        self._out: list[list[object]] = []
 
     def send(self, version: int, weights: NamedTensors) -> WeightTicket:
-        named = [(name, tensor.detach().cpu().contiguous()) for name, tensor in weights]
-        digest = weights_digest(named)
-        packed = {
-            name: (
-                t.view(torch.uint8).numpy() if t.ndim else t.reshape(1).view(torch.uint8).numpy(),
-                str(t.dtype),
-                tuple(t.shape),
-            )
-            for name, t in named
-        }
-        reference = actor.put(packed)
-        self._out = [*self._out, reference][-self._keep :]
-        return WeightTicket(version, self.method, digest, reference)
+        references: list[object] = []
+        digest = weights_digest(self._putting(weights, references))
+        self._out = [*self._out, references][-self._keep :]
+        return WeightTicket(version, self.method, digest, references)
+
+    def _putting(self, weights: NamedTensors, references: list[object]) -> Iterator[Any]:
+        """Pass ``weights`` on, putting them into the store on the way."""
+        bucket: dict[str, _Packed] = {}
+        size = 0
+        for name, tensor in weights:
+            bucket[name] = _pack(tensor)
+            size += tensor.nbytes
+            yield name, tensor
+            if size >= self._bucket_bytes:
+                references.append(actor.put(bucket))
+                bucket, size = {}, 0
+        references.append(actor.put(bucket))
 
     def close(self) -> None:
         self._out.clear()
@@ -69,7 +86,8 @@ class MemoryChannel:
 class CheckpointChannel:
     """Weights through files: ``<folder>/weights_<version>/model.safetensors``, renamed into place.
 
-    Any process that sees the file system can fetch them, in this run or another one.
+    Any process that sees the file system can fetch them, in this run or another one. One trainer
+    writes to a folder.
     """
 
     method = "checkpoint"
@@ -79,26 +97,35 @@ class CheckpointChannel:
         self._keep = keep
 
     def send(self, version: int, weights: NamedTensors) -> WeightTicket:
-        named = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
+        named = _without_sharing(weights)
         digest = weights_digest(named.items())
         self._folder.mkdir(parents=True, exist_ok=True)
+        for torn in self._folder.glob(".saving_*"):
+            shutil.rmtree(torn, ignore_errors=True)
         target = self._folder / f"weights_{version}"
         aside = Path(tempfile.mkdtemp(prefix=".saving_", dir=self._folder))
         try:
             save_file(named, aside / "model.safetensors", metadata={"digest": digest})
-            if target.exists():
-                shutil.rmtree(target)
+            if (
+                target.exists()
+            ):  # of an earlier run; out of the way first, a folder can't replace it
+                target.rename(aside / "replaced")
             aside.rename(target)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
+        shutil.rmtree(target / "replaced", ignore_errors=True)
         self._drop_old()
         return WeightTicket(version, self.method, digest, str(target / "model.safetensors"))
 
     def _drop_old(self) -> None:
-        folders = sorted(self._folder.glob("weights_*"), key=lambda p: int(p.name.split("_")[1]))
-        for folder in folders[: -self._keep]:
-            shutil.rmtree(folder, ignore_errors=True)
+        folders = {
+            int(path.name.removeprefix("weights_")): path
+            for path in self._folder.glob("weights_*")
+            if path.name.removeprefix("weights_").isdigit()
+        }
+        for version in sorted(folders)[: -self._keep]:
+            shutil.rmtree(folders[version], ignore_errors=True)
 
     def close(self) -> None:
         """The files stay: other processes may still fetch them."""
@@ -109,16 +136,41 @@ def open_weights(ticket: WeightTicket, timeout_s: float = 600) -> Iterator[tuple
 
     Raises:
         TimeoutError: The object store does not deliver within ``timeout_s``.
+        ProcessDied: The trainer is gone, and what it put into the object store with it.
         FileNotFoundError: The file of a checkpoint ticket is gone.
     """
     if ticket.method == MemoryChannel.method:
-        packed = actor.fetch(ticket.payload, timeout_s)
-        for name, (array, dtype, shape) in packed.items():  # type: ignore[attr-defined]  # by send
-            tensor = torch.from_numpy(array).view(getattr(torch, dtype.removeprefix("torch.")))
-            yield name, tensor.reshape(shape)
+        for reference in ticket.payload:  # type: ignore[attr-defined]  # by send
+            bucket: Any = actor.fetch(reference, timeout_s)
+            for name, packed in bucket.items():
+                yield name, _unpack(packed)
     elif ticket.method == CheckpointChannel.method:
         with safe_open(str(ticket.payload), framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # not a dict
                 yield name, file.get_tensor(name)
     else:
         raise ValueError(f"No way to open weights sent by {ticket.method!r}.")
+
+
+def _pack(tensor: Tensor) -> _Packed:
+    data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return _Packed(data, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _unpack(packed: _Packed) -> Tensor:
+    with warnings.catch_warnings():  # of read-only memory: the contract forbids writing
+        warnings.simplefilter("ignore", UserWarning)
+        data = torch.from_numpy(packed.data)
+    return data.view(getattr(torch, packed.dtype)).view(packed.shape)
+
+
+def _without_sharing(weights: NamedTensors) -> dict[str, Tensor]:
+    """``weights`` on the CPU, where safetensors can store them: tied ones as copies."""
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in weights:
+        tensor = tensor.detach().cpu().contiguous()
+        is_shared = tensor.untyped_storage().data_ptr() in seen
+        named[name] = tensor.clone() if is_shared else tensor
+        seen.add(tensor.untyped_storage().data_ptr())
+    return named

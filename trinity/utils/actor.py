@@ -100,7 +100,7 @@ class _Remote:
             raise AttributeError(method)
 
         async def call(*args: object, **kwargs: object) -> object:
-            task = self._actor.call.options(name=f"{self._name}.{method}")
+            task: Any = self._actor.call.options(name=f"{self._name}.{method}")
             reference: ray.ObjectRef[_Outcome] = task.remote(method, args, kwargs)
             try:
                 outcome = await reference

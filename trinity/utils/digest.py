@@ -49,7 +49,7 @@ def _row_digests(tensor: Tensor) -> Tensor:
 
 def _words(tensor: Tensor) -> Tensor:
     """The bits of a tensor as a flat row of int32, padded with zeros."""
-    flat = tensor.contiguous().view(-1)
+    flat = tensor.contiguous().flatten()
     if flat.storage_offset() * flat.element_size() % 4 or flat.nbytes % 4:
         data = flat.view(torch.uint8)
         flat = torch.nn.functional.pad(data, (0, -data.numel() % 4))
