@@ -1,0 +1,41 @@
+# Everything a fresh Linux machine needs lies in .venv, made by the first target that wants it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test demo-llm lint types venv clean
+
+quickstart: $(VENV)/.core
+	$(BIN)/python examples/quickstart/prepare.py
+	$(BIN)/trinity run --config examples/quickstart/quickstart.yaml --plugin-dir examples/quickstart
+
+demo-llm: $(VENV)/.demo
+	$(BIN)/python examples/demo_llm/prepare.py
+	$(BIN)/trinity run --config examples/demo_llm/demo_llm.yaml --plugin-dir examples/demo_llm
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+venv: $(VENV)/.core
+
+$(VENV)/.core: pyproject.toml scripts/install.sh
+	PYTHON=$(PYTHON) scripts/install.sh $(VENV)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	scripts/install.sh $(VENV) dev gym
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.core
+	scripts/install.sh $(VENV) demo
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Make the virtual environment $1 if there is none, and install trinity into it with the extras
+# named after it. On a machine without an NVIDIA GPU PyTorch comes as its CPU build: the default
+# build for Linux brings 3 GB of CUDA libraries.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=$1
+shift
+extras=$(IFS=,; echo "$*")
+torch=2.13.0
+cpu_index=https://download.pytorch.org/whl/cpu
+
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+has_torch() { "$venv/bin/python" -c 'import torch' 2>/dev/null; }
+
+install_cpu_torch() {
+    # Where pip is set up with a local copy it needs no index; elsewhere the CPU index has it.
+    pip install --quiet --retries 1 --timeout 15 "torch==$torch+cpu" 2>/dev/null ||
+        pip install --quiet "torch==$torch+cpu" --extra-index-url "$cpu_index"
+}
+
+if ! has_torch && [ ! -e /proc/driver/nvidia/version ] && [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ]; then
+    echo "Installing PyTorch $torch (CPU) ..."
+    install_cpu_torch
+fi
+echo "Installing trinity${extras:+ with $extras} ..."
+pip install --quiet --editable ".${extras:+[$extras]}"
