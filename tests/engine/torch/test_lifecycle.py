@@ -240,3 +240,14 @@ def test_random_weights_are_the_same_in_every_dtype_and_leave_the_generator_alon
     half.save_pretrained(folder)
     again, is_random = load_causal_lm(folder, "auto")
     assert not is_random and weights_digest(again.named_parameters()) == digest
+
+
+def test_rope_overrides_reach_the_model(tmp_path):
+    folder = model_folder(tmp_path)
+    usual, _ = load_causal_lm(folder, "float32")
+    overrides = {"rope_theta": 123.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    changed, _ = load_causal_lm(folder, "float32", config_overrides=overrides)
+    found = changed.config.rope_parameters
+    assert (found["rope_theta"], found["rope_type"], found["factor"]) == (123.0, "linear", 2.0)
+    ids = torch.tensor([prompt(9)])
+    assert not torch.equal(usual(ids).logits, changed(ids).logits)

@@ -6,9 +6,16 @@ Trainer and engines load through here, so that they start from identical weights
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
@@ -22,7 +29,7 @@ def load_causal_lm(
     device: str | torch.device = "cpu",
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
-    config_overrides: Mapping[str, object] | None = None,
+    config_overrides: Mapping[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, bool]:
     """A causal language model in evaluation mode, and whether its weights are random.
 
@@ -32,7 +39,8 @@ def load_causal_lm(
     Args:
         dtype: "bfloat16", "float32", "float16" or "auto", the one the config names (float32 if
             it names none).
-        config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
+        config_overrides: Fields of the model's config to replace. ``rope_theta`` and
+            ``rope_scaling`` go into its ``rope_parameters``.
 
     Raises:
         FileNotFoundError: The folder or its config is missing.
@@ -41,8 +49,7 @@ def load_causal_lm(
     if folder.exists() and not (folder / "config.json").is_file():
         raise FileNotFoundError(f"model_path is {str(path)!r}, but {folder} has no config.json.")
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    for name, value in (config_overrides or {}).items():
-        setattr(config, name, value)
+    _override_inplace(config, config_overrides or {})
     wanted = resolve_dtype(dtype, getattr(config, "dtype", None))
     options = {"trust_remote_code": trust_remote_code}
     if attn_implementation is not None:
@@ -66,6 +73,20 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
+
+
+def _override_inplace(config: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    for name, value in overrides.items():
+        if name == "rope_theta":
+            rope["rope_theta"] = value
+        elif name == "rope_scaling":
+            scaling = dict(value)
+            rope |= {"rope_type": scaling.pop("type", rope.get("rope_type", "default")), **scaling}
+        else:
+            setattr(config, name, value)
+    if overrides.keys() & {"rope_theta", "rope_scaling"}:
+        config.rope_parameters = rope  # type: ignore[attr-defined]  # every rotary model has it
 
 
 def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

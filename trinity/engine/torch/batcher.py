@@ -20,6 +20,7 @@ from trinity.engine.torch.kv import GRAIN, TILE, KVRows, round_up
 from trinity.engine.torch.prompt_pages import PromptPages, PromptSlot
 from trinity.engine.torch.sampler import DrawParams, draw, padded_logits, token_logprobs, uniform
 
+_KEPT_BYTES = 2**26  # a store of this size is not worth freeing between two batches
 _ROWS_MULTIPLE = 8  # fewer rows take other matrix kernels, whose sums differ in the last bit
 
 
@@ -197,7 +198,7 @@ class Batcher:
         self._free_memory()
 
     def _free_memory(self) -> None:
-        self._samples.clear()
+        self._samples.clear(_KEPT_BYTES)
         self._prompts.clear_if_empty()
 
     # Choosing
@@ -403,7 +404,7 @@ class Batcher:
         if not started:
             return
         longest = max(len(job.tokens) for job, _ in started)
-        self._samples.reserve(len(self.rows), round_up(longest))
+        self._samples.reserve(len(self.rows), round_up(longest + 1, GRAIN))
         for _, group in groupby(started, key=lambda entry: -(-len(entry[0].tokens) // TILE)):
             entries = list(group)
             pages = [job.slot.pages for job, _ in entries if job.slot is not None]

@@ -70,17 +70,20 @@ class KVRows:
                     rows_RHLD[target_N, :, :length] = rows_RHLD[source_N, :, :length]
 
     def fill(self, layer: int, first: int, key_NHLD: Tensor, value_NHLD: Tensor) -> None:
-        """Put whole sequences into the rows from ``first`` on."""
+        """Put sequences into the rows from ``first`` on; positions that rows lack are left out."""
         num_rows, heads, length, _ = key_NHLD.shape
+        length = min(length, self.length)
         for store, new in ((self._keys, key_NHLD), (self._values, value_NHLD)):
             rows_RHLD = store[layer]
             if rows_RHLD is None:
                 rows_RHLD = new.new_zeros(self.num_rows, heads, self.length, new.shape[-1])
                 store[layer] = rows_RHLD
-            rows_RHLD[first : first + num_rows, :, :length] = new
+            rows_RHLD[first : first + num_rows, :, :length] = new[:, :, :length]
 
-    def clear(self) -> None:
-        """Free all memory."""
+    def clear(self, keep_bytes: int = 0) -> None:
+        """Free the memory, unless it is at most ``keep_bytes``."""
+        if self.size_bytes <= keep_bytes:
+            return
         self._keys = [None] * len(self._keys)
         self._values = [None] * len(self._values)
         self.num_rows = self.length = 0
