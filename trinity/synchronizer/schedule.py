@@ -59,6 +59,9 @@ class SyncSchedule:
     @property
     def max_off_policy(self) -> int | None:
         """Most versions an experience can be behind the weights it trains; None: unbounded."""
-        if self.style is SyncStyle.FIXED:
-            return max(0, math.ceil((self.interval + self.offset) * self.trainer_steps) - 1)
-        return None
+        if self.style is not SyncStyle.FIXED:
+            return None
+        ahead = (self.interval + self.offset) * self.trainer_steps
+        parts = self._trainer_steps_per_sync.denominator
+        rounding = Fraction(parts - 1, parts)  # a sync may fall inside a trainer step
+        return max(0, math.ceil(ahead + rounding) - 1)
