@@ -1,5 +1,6 @@
 import asyncio
 import multiprocessing
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ from trinity.buffer.rows.sql import SQLTaskRows, write_tasks
 from trinity.buffer.storage.sql import SQLStorage
 from trinity.common.errors import DeadlineError
 from trinity.common.schema.database import Database, DatabaseProblem
+
+ROWS_ENV = "TRINITY_TEST_SQL_ROWS"  # 50000 for the full trial, about a minute each
 
 
 async def opened(path: str, **settings) -> SQLStorage:
@@ -146,7 +149,8 @@ def _read(path: str, found: "multiprocessing.Queue[list[str]]") -> None:
 
 def play_processes(path: str, per_writer: int) -> None:
     """4 processes write while 2 read: each experience is read exactly once."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.buffer.test_sql_storage"])  # torch is imported once
     asyncio.run(_hold_open(path, context, per_writer))
 
 
@@ -170,7 +174,7 @@ async def _hold_open(path: str, context, per_writer: int) -> None:
 
 @pytest.mark.slow
 def test_four_processes_write_while_two_read(database: str):
-    play_processes(database, per_writer=500)
+    play_processes(database, per_writer=int(os.environ.get(ROWS_ENV, 2000)) // 4)
 
 
 async def test_a_restart_of_postgresql_loses_nothing(postgres: PostgresServer):
