@@ -1,4 +1,4 @@
-"""Loggers of the parts of a run: a file each in ``$TRINITY_LOG_DIR``, warnings on the screen too."""
+"""Loggers of the parts of a run: a file each in ``$TRINITY_LOG_DIR``, warnings on screen too."""
 
 import logging
 import os
@@ -6,6 +6,7 @@ import socket
 import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TextIO
 
 LOG_DIR_ENV = "TRINITY_LOG_DIR"
 LOG_LEVEL_ENV = "TRINITY_LOG_LEVEL"
@@ -17,16 +18,24 @@ _MAX_BYTES = 64 * 2**20
 _ROOT = "trinity.part"
 
 
+class _Terminal(logging.StreamHandler):
+    """Writes to what `sys.stderr` is at that moment: a live display takes its place for a time."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]  # looked up, not kept
+        return sys.stderr
+
+
 class _PrefixedLines(logging.Formatter):
     """Gives every line of a record its prefix, so that a filter by line keeps tracebacks whole."""
 
     def format(self, record: logging.LogRecord) -> str:
         lines = super().format(record).splitlines() or [""]
-        prefix = (
-            lines[0][: len(lines[0]) - len(record.getMessage().splitlines()[0])]
-            if record.getMessage()
-            else ""
-        )
+        message = record.getMessage().splitlines() or [""]
+        prefix = lines[0].removesuffix(message[0])
         return "\n".join([lines[0], *(prefix + line for line in lines[1:])])
 
 
@@ -35,12 +44,17 @@ def get_logger(name: str = "trinity", level: str | None = None) -> logging.Logge
 
     Without TRINITY_LOG_DIR (a part used outside a run) all goes to the terminal. A second call
     for the same name gives the same logger, moved to the folder that is set by then.
+
+    Args:
+        level: "DEBUG" ... "ERROR"; None: TRINITY_LOG_LEVEL, or what an earlier call set.
     """
     logger = logging.getLogger(f"{_ROOT}.{name}")
-    logger.setLevel((level or os.environ.get(LOG_LEVEL_ENV) or "INFO").upper())
     logger.propagate = False
     path = _log_path(name)
-    if getattr(logger, "trinity_path", "unset") != path:
+    is_new = getattr(logger, "trinity_path", "unset") != path
+    if level or is_new:
+        logger.setLevel((level or os.environ.get(LOG_LEVEL_ENV) or "INFO").upper())
+    if is_new:
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
             handler.close()
@@ -60,7 +74,7 @@ def _log_path(name: str) -> Path | None:
 
 
 def _handlers(path: Path | None) -> list[logging.Handler]:
-    terminal = logging.StreamHandler(sys.stderr)
+    terminal = _Terminal()
     if path is None:
         return [terminal]
     path.parent.mkdir(parents=True, exist_ok=True)

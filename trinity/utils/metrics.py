@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,12 +20,12 @@ def summarize(rows: Iterable[Mapping[str, object]], prefix: str = "") -> Metrics
     """Mean, max and min over the rows for each numeric name: ``prefix/name/mean`` ...
 
     A name may choose one summary itself by a suffix: ``tokens:sum`` gives ``prefix/tokens``.
-    Rows without a name, and values that are not finite, don't count.
+    Rows without a name, and values that are no numbers or not finite, don't count.
     """
     columns: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, (int, float)) and math.isfinite(value):
+            if isinstance(value, Real) and math.isfinite(value):
                 columns.setdefault(name, []).append(float(value))
     lead = f"{prefix}/" if prefix else ""
     summary: Metrics = {}

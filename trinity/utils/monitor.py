@@ -1,14 +1,18 @@
 """Where metrics go: tensorboard, wandb, mlflow or swanlab, behind one face."""
 
+import html
 import importlib
 import importlib.util
 import inspect
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
 from trinity.utils.registry import Registry
+
+_MLFLOW_BATCH = 1000  # metrics that a server takes at once
 
 MONITOR: "Registry[type[Monitor]]" = Registry(
     "monitor",
@@ -101,7 +105,8 @@ class TensorboardMonitor(Monitor):
 
 
 def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", "<br>").replace("<script", "&lt;script")
+    """A value inside a Markdown table, as it is: replies are full of tags that would vanish."""
+    return html.escape(str(value), quote=False).replace("|", "\\|").replace("\n", "<br>")
 
 
 class WandbMonitor(Monitor):
@@ -166,6 +171,7 @@ class MlflowMonitor(Monitor):
         )
         run = self._client.create_run(experiment_id, run_name=f"{self.name}_{self.role}")
         self._run_id = run.info.run_id
+        self._metric = mlflow.entities.Metric
 
     @classmethod
     def default_args(cls) -> dict[str, object]:
@@ -176,10 +182,13 @@ class MlflowMonitor(Monitor):
         return _missing("mlflow", "mlflow")
 
     def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:
-        for name, value in data.items():
-            self._client.log_metric(
-                self._run_id, name.replace("@", "_at_"), float(value), step=step
-            )
+        now_ms = int(time.time() * 1000)
+        metrics = [
+            self._metric(name.replace("@", "_at_"), float(value), now_ms, step)
+            for name, value in data.items()
+        ]
+        for start in range(0, len(metrics), _MLFLOW_BATCH):
+            self._client.log_batch(self._run_id, metrics[start : start + _MLFLOW_BATCH])
 
     def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
         columns = list(rows[0]) if rows else []
