@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from trinity.common.experience import Experience, serialize_many
-from trinity.common.rewards import RewardError, num_stuck_rewards
+from trinity.common.rewards import RewardError
 from trinity.common.workflows import Task, Workflow
 from trinity.common.workflows.simple import REWARD_ERROR
 from trinity.explorer.units import RunResult, Unit, UnitResult, stable_seed
 from trinity.utils.log import get_logger
 from trinity.utils.plugins import load_plugins, load_plugins_from_env
-from trinity.utils.threads import CallTimeout, DeadlinePool
+from trinity.utils.threads import CallTimeout, DeadlinePool, shared_threads
 
 if TYPE_CHECKING:
     from trinity.common.models import ModelWrapper
@@ -126,7 +126,7 @@ class WorkflowRunner:
             [outcome.result for outcome in done],
             serialize_many(kept) if kept else b"",
             time.perf_counter() - start,
-            self._threads.num_stuck + self._num_stuck_coroutines + num_stuck_rewards(),
+            self._threads.num_stuck + self._num_stuck_coroutines + shared_threads().num_stuck,
         )
 
     async def _work_on(self, unit: Unit) -> None:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _GRACE_S = 0.5
 _TURN_S = 0.2
+_NUM_SHARED = 128
 
 
 class Abandoned(BaseException):
@@ -144,6 +145,18 @@ def _report(future: asyncio.Future, result: object, error: BaseException | None)
 def _retrieve(future: asyncio.Future) -> None:
     if not future.cancelled():
         future.exception()
+
+
+_SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, DeadlinePool]
+_SHARED = weakref.WeakKeyDictionary()
+
+
+def shared_threads() -> DeadlinePool:
+    """The threads of the running event loop, for whoever has a blocking call to make."""
+    loop = asyncio.get_running_loop()
+    if loop not in _SHARED:
+        _SHARED[loop] = DeadlinePool(_NUM_SHARED, "shared")
+    return _SHARED[loop]
 
 
 def run_sync(coroutine: Coroutine[object, object, T]) -> T:

@@ -1,13 +1,7 @@
 """What a reward is, and how it is called: `RewardFn`, `REWARD_FUNCTIONS`, `Scorer`."""
 
 from trinity.common.rewards.base import REWARD_FUNCTIONS, RewardFn, RewardFunction
-from trinity.common.rewards.scoring import (
-    RewardError,
-    RewardPolicy,
-    Scorer,
-    make_scorer,
-    num_stuck_rewards,
-)
+from trinity.common.rewards.scoring import RewardError, RewardPolicy, Scorer, make_scorer
 
 __all__ = [
     "REWARD_FUNCTIONS",
@@ -17,5 +11,4 @@ __all__ = [
     "RewardPolicy",
     "Scorer",
     "make_scorer",
-    "num_stuck_rewards",
 ]

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from trinity.common.errors import TrinityError
 from trinity.common.rewards.base import REWARD_FUNCTIONS, RewardFn, RewardFunction
 from trinity.utils.isolate import ProcessPool
-from trinity.utils.threads import CallTimeout, DeadlinePool
+from trinity.utils.threads import CallTimeout, shared_threads
 
 #: What a reward may name in its signature, beside ``**kwargs``.
 ARGUMENTS = frozenset(
@@ -33,7 +33,6 @@ ARGUMENTS = frozenset(
         "experience",
     }
 )
-_NUM_THREADS = 128
 _QUICK_S = 0.001
 
 
@@ -166,7 +165,7 @@ class Scorer:
 
         late: list[dict[str, float] | Exception] = []
         try:
-            await _threads().run(call_all, self.policy.timeout_s)
+            await shared_threads().run(call_all, self.policy.timeout_s)
         except CallTimeout as error:
             late.append(error)
         outcomes = [self._checked(result) for result in results[: len(samples)]] + late
@@ -202,7 +201,7 @@ class Scorer:
             if quick is not None:
                 return quick
             return await _processes().run(self.reward_fn, dict(wanted), timeout_s)
-        result = await _threads().run(lambda: self._call_here(wanted), timeout_s)
+        result = await shared_threads().run(lambda: self._call_here(wanted), timeout_s)
         if inspect.isawaitable(result):
             async with asyncio.timeout(timeout_s):
                 return await result
@@ -308,24 +307,8 @@ _SECONDS: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 300
 
-_THREADS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, DeadlinePool]
-_THREADS = weakref.WeakKeyDictionary()
 _PROCESSES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ProcessPool]
 _PROCESSES = weakref.WeakKeyDictionary()
-
-
-def num_stuck_rewards() -> int:
-    """Rewards of the running event loop that were given up but whose threads can't be ended."""
-    threads = _THREADS.get(asyncio.get_running_loop())
-    return threads.num_stuck if threads else 0
-
-
-def _threads() -> DeadlinePool:
-    """The threads of the running event loop."""
-    loop = asyncio.get_running_loop()
-    if loop not in _THREADS:
-        _THREADS[loop] = DeadlinePool(_NUM_THREADS, "reward")
-    return _THREADS[loop]
 
 
 def _processes() -> ProcessPool:

@@ -3,6 +3,9 @@
 from trinity.common.workflows.workflow import Workflow
 from trinity.utils.registry import Registry
 
+_AGENTS = "trinity.workflows.agent"
+_ENVS = "trinity.workflows.envs"
+
 _BUILT_IN = {
     "simple_workflow": "trinity.common.workflows.simple.SimpleWorkflow",
     "math_workflow": "trinity.workflows.math.math.MathWorkflow",
@@ -20,10 +23,21 @@ _BUILT_IN = {
     ),
     "reasoning_gym_workflow": "trinity.workflows.reasoning_gym.ReasoningGymWorkflow",
     "tool_call_workflow": "trinity.workflows.tool_call.ToolCallWorkflow",
-    "python_tool_workflow": "trinity.workflows.agent.python_tool.PythonToolWorkflow",
-    "react_workflow": "trinity.workflows.agent.react.ReActWorkflow",
-    "sudoku_workflow": "trinity.workflows.envs.sudoku.workflow.SudokuWorkflow",
-    "frozen_lake_workflow": "trinity.workflows.envs.frozen_lake.workflow.FrozenLakeWorkflow",
+    "agentscope_react_workflow": f"{_AGENTS}.agentscope.AgentScopeReActWorkflow",
+    "agentscope_workflow_adapter_v1": f"{_AGENTS}.agentscope.AgentScopeAdapterWorkflow",
+    "python_tool_workflow": f"{_AGENTS}.python_tool.PythonToolWorkflow",
+    "react_workflow": f"{_AGENTS}.react.ReActWorkflow",
+    "agentscope_v1_react_search_workflow": f"{_AGENTS}.search.WebSearchWorkflow",
+    "email_search_workflow": f"{_AGENTS}.search.EmailSearchWorkflow",
+    "alfworld_workflow": f"{_ENVS}.alfworld.workflow.AlfworldWorkflow",
+    "step_wise_alfworld_workflow": f"{_ENVS}.alfworld.workflow.StepWiseAlfworldWorkflow",
+    "RAFT_reflect_alfworld_workflow": f"{_ENVS}.alfworld.workflow.ReflectAlfworldWorkflow",
+    "sciworld_workflow": f"{_ENVS}.sciworld.workflow.SciWorldWorkflow",
+    "webshop_workflow": f"{_ENVS}.webshop.workflow.WebShopWorkflow",
+    "intercode_sql_workflow": f"{_ENVS}.sql.SQLWorkflow",
+    "sudoku_workflow": f"{_ENVS}.sudoku.workflow.SudokuWorkflow",
+    "textarena_workflow": f"{_ENVS}.textarena.workflow.TextArenaWorkflow",
+    "frozen_lake_workflow": f"{_ENVS}.frozen_lake.workflow.FrozenLakeWorkflow",
 }
 
 #: Old name -> the name it stands for.
@@ -35,6 +49,11 @@ _OLD_NAMES = {
     "async_math_rm_workflow": "math_rm_workflow",
     "async_math_ruler_workflow": "math_ruler_workflow",
     "toolcall_workflow": "tool_call_workflow",
+    "RAFT_alfworld_workflow": "alfworld_workflow",
+    "as_react_workflow": "agentscope_react_workflow",
+    "agentscope_react_math_workflow": "agentscope_react_workflow",
+    "agentscopev0_react_math_workflow": "agentscope_react_workflow",
+    "agentscope_workflow_adapter": "agentscope_workflow_adapter_v1",
 }
 
 #: Names of workflows. `Task.workflow` may also be a dotted path.

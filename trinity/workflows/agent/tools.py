@@ -1,14 +1,15 @@
 """Tools for agents: Python functions with a schema read off their signature."""
 
-import asyncio
 import inspect
 import json
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from trinity.utils.threads import shared_threads
 from trinity.workflows.agent.sandbox import run_python
 
 ToolFunction = Callable[..., Any | Awaitable[Any]]
@@ -61,7 +62,7 @@ class Tool:
             if inspect.iscoroutinefunction(self.function):
                 result = await self.function(**values)
             else:
-                result = await asyncio.to_thread(self.function, **values)
+                result = await shared_threads().run(partial(self.function, **values))
         except Exception as error:  # a tool: its error is what the model is told
             return f"Error: {type(error).__name__}: {error}"[: self.limit]
         text = result if isinstance(result, str) else json.dumps(result, default=str)

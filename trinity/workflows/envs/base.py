@@ -1,13 +1,14 @@
 """`EnvWorkflow`: the loop between a model and an environment that answers in text."""
 
-import asyncio
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from trinity.common.experience import Experience
 from trinity.common.workflows import MultiTurnWorkflow
+from trinity.utils.threads import shared_threads
 
 T = TypeVar("T")
 Messages = list[dict[str, Any]]
@@ -32,9 +33,9 @@ class Outcome:
 class EnvWorkflow(MultiTurnWorkflow):
     """An episode: the environment speaks, the model replies, until it is done.
 
-    A subclass writes `begin` and `act`. The whole episode becomes one experience, with every
-    reply trained on; with ``workflow_args.step_wise`` each reply becomes one (`eid.step`), and all
-    carry the reward of the episode.
+    A subclass writes `begin` and `act`, plain or async. The whole episode becomes one experience,
+    with every reply trained on; with ``workflow_args.step_wise`` each reply becomes one
+    (`eid.step`), and all carry the reward of the episode.
 
     ``workflow_args.max_turns`` bounds the replies. An episode whose prompt grows too long ends
     there, with the reward it has.
@@ -46,11 +47,11 @@ class EnvWorkflow(MultiTurnWorkflow):
     #: Replies at most, if `workflow_args` do not say.
     default_max_turns: ClassVar[int] = 10
 
-    def begin(self) -> Messages:
+    def begin(self) -> Messages | Awaitable[Messages]:
         """Start the episode; the conversation before the first reply."""
         raise NotImplementedError
 
-    def act(self, reply: str) -> Outcome:
+    def act(self, reply: str) -> Outcome | Awaitable[Outcome]:
         """What the environment does upon a reply."""
         raise NotImplementedError
 
@@ -107,5 +108,6 @@ class EnvWorkflow(MultiTurnWorkflow):
         experience.response_text = experience.response_text or replies[-1].response_text
         return [experience]
 
-    async def _call(self, work: Callable[[], T]) -> T:
-        return await asyncio.to_thread(work) if self.is_blocking else work()
+    async def _call(self, work: Callable[[], T | Awaitable[T]]) -> T:
+        result = await shared_threads().run(work) if self.is_blocking else work()
+        return await result if inspect.isawaitable(result) else cast(T, result)

@@ -1,0 +1,1 @@
+"""ScienceWorld: school experiments in text."""

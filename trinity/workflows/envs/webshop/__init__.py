@@ -1,0 +1,1 @@
+"""WebShop: buying what was asked for, in a shop of text."""
