@@ -1,6 +1,6 @@
 """What a `ModelWrapper` is told of its model: plain values that travel to runner processes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -56,3 +56,13 @@ class ModelSettings:
         if self.max_model_len is not None:
             limits.append(self.max_model_len - 1)
         return min((limit for limit in limits if limit is not None), default=None)
+
+    def for_api(self) -> "ModelSettings":
+        """The limits for what comes through an API: ``max_model_len`` alone."""
+        return replace(
+            self,
+            max_prompt_tokens=None,
+            max_response_tokens=None,
+            min_response_tokens=0,
+            enable_prompt_truncation=False,
+        )

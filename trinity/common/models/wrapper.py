@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from trinity.common.models.sampling import default_sampling, request_seed, sampl
 from trinity.common.models.settings import ModelSettings
 from trinity.common.models.transcript import Prompt, Reply, TokenRow, Transcript
 from trinity.utils.threads import run_sync
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
 
 T = TypeVar("T")
 
@@ -118,11 +122,7 @@ class ModelWrapper:
     ) -> list[Experience]:
         """``n`` continuations of each text, those of the first text first."""
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        jobs = [
-            self.continuations(self._chat.encode(text, add_special_tokens=True), sampling)
-            for text in texts
-        ]
-        groups = await asyncio.gather(*jobs)
+        groups = await asyncio.gather(*[self.continuations(text, sampling) for text in texts])
         return [experience for group in groups for experience, _ in group]
 
     def generate(self, prompts: str | Sequence[str], **sampling: Any) -> list[Experience]:
@@ -177,6 +177,57 @@ class ModelWrapper:
     ) -> Experience:
         """`convert_messages_to_experience_async` for a workflow that is not async."""
         return run_sync(self.convert_messages_to_experience_async(messages, tools, temperature))
+
+    # As an API
+
+    def get_openai_client(self) -> "OpenAI":
+        """An OpenAI client of this run, for code that is not async.
+
+        Its requests stay in this process. With ``enable_history`` every reply is recorded.
+        """
+        self._require_api()
+        from trinity.common.models.api.clients import openai_client
+
+        return openai_client(self)
+
+    def get_openai_async_client(self) -> "AsyncOpenAI":
+        """Like `get_openai_client`, for async code."""
+        self._require_api()
+        from trinity.common.models.api.clients import openai_async_client
+
+        return openai_async_client(self)
+
+    @property
+    def api_address(self) -> str:
+        """Where this run's OpenAI API is, without ``/v1``: for programs that want an address.
+
+        It answers as long as this wrapper lives. Asking for it starts a server on loopback.
+        """
+        return self._api[0]
+
+    @property
+    def api_key(self) -> str:
+        """What the API at `api_address` wants as key."""
+        return self._api[1]
+
+    @cached_property
+    def _api(self) -> tuple[str, str]:
+        self._require_api()
+        from trinity.common.models.api.server import serve_model
+
+        return serve_model(self)
+
+    def _require_api(self) -> None:
+        if not self._settings.enable_openai_api:
+            raise ValueError(
+                "enable_openai_api is false, so there is no OpenAI client: set "
+                "explorer.rollout_model.enable_openai_api to true."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.pop("_api", None)
+        return state
 
     # What the model is
 
@@ -266,32 +317,63 @@ class ModelWrapper:
         tools: Tools | None,
         template_args: TemplateArgs,
         sampling: Mapping[str, Any],
+        *,
+        is_api: bool = False,
     ) -> list[ChatReply]:
-        """`chat_async`, with all that an API tells of a reply."""
+        """`chat_async`, with all that an API tells of a reply.
+
+        Args:
+            is_api: Whether an API asks: of the limits only ``max_model_len`` holds there.
+        """
         seed = self._next_seed()
         prompt = self._transcript.prompt(messages, tools, template_args)
-        outcome = await self._continuations(prompt.row.ids, prompt.text, sampling, seed)
+        outcome = await self._continuations(prompt.row.ids, prompt.text, sampling, seed, is_api)
         return [
             self._reply(messages, tools, template_args, prompt, experience, completion)
             for experience, completion in outcome
         ]
 
     async def continuations(
-        self, prompt_ids: list[int], sampling: Mapping[str, Any]
+        self, prompt: str | list[int], sampling: Mapping[str, Any], *, is_api: bool = False
     ) -> list[tuple[Experience, Completion | None]]:
-        """Samples of a prompt; without a completion where the prompt is too long."""
-        text = self._chat.decode(prompt_ids)
-        return await self._continuations(prompt_ids, text, sampling, self._next_seed())
+        """Samples of a text or of token ids; no completion where that is too long."""
+        ids = (
+            self._chat.encode(prompt, add_special_tokens=True)
+            if isinstance(prompt, str)
+            else prompt
+        )
+        text = self._chat.decode(ids)
+        return await self._continuations(ids, text, sampling, self._next_seed(), is_api)
+
+    async def engine_health(self) -> dict[str, float]:
+        """Figures of all engines: sums, but the least version."""
+        healths = await asyncio.gather(*[engine.health() for engine in self._engines])
+        names = {name for health in healths for name in health}
+        total = {name: sum(health.get(name, 0.0) for health in healths) for name in sorted(names)}
+        if "version" in total:
+            total["version"] = min(health["version"] for health in healths if "version" in health)
+        return total
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        return self._chat
 
     # Inside
 
     async def _continuations(
-        self, prompt_ids: list[int], prompt_text: str, sampling: Mapping[str, Any], seed: int
+        self,
+        prompt_ids: list[int],
+        prompt_text: str,
+        sampling: Mapping[str, Any],
+        seed: int,
+        is_api: bool = False,
     ) -> list[tuple[Experience, Completion | None]]:
-        params = sampling_params(self._settings, len(prompt_ids), sampling, seed)
-        limit = self._settings.longest_prompt
+        settings = self._settings.for_api() if is_api else self._settings
+        params = sampling_params(settings, len(prompt_ids), sampling, seed)
+        limit = settings.longest_prompt
         if limit is not None and len(prompt_ids) > limit:
-            self._refuse_long_prompt(len(prompt_ids), limit)
+            if not settings.enable_prompt_truncation:
+                raise ValueError(_too_long(len(prompt_ids), limit))
             return [
                 (masked_experience(self._chat, prompt_ids, limit), None) for _ in range(params.n)
             ]
@@ -303,14 +385,6 @@ class ModelWrapper:
         if self._settings.enable_history:
             self._history += experiences
         return list(zip(experiences, completions, strict=True))
-
-    def _refuse_long_prompt(self, length: int, limit: int) -> None:
-        if not self._settings.enable_prompt_truncation:
-            raise ValueError(
-                f"The prompt has {length} tokens, more than {limit} (max_prompt_tokens and "
-                "max_model_len). Raise them, or set enable_prompt_truncation to true to leave "
-                "such prompts out of training."
-            )
 
     def _reply(
         self,
@@ -386,6 +460,13 @@ class ModelWrapper:
             finally:
                 self._load[place] -= 1
         raise ValueError("This model has no engines.")
+
+
+def _too_long(length: int, limit: int) -> str:
+    return (
+        f"The prompt has {length} tokens, more than {limit} (max_prompt_tokens and max_model_len). "
+        "Raise them, or set enable_prompt_truncation to true to leave such prompts out of training."
+    )
 
 
 def _until_last_reply(messages: Messages) -> Messages:

@@ -1,0 +1,5 @@
+"""The OpenAI-compatible face of a `ModelWrapper`: app, server and clients."""
+
+from trinity.common.models.api.server import ApiServer, serve_model
+
+__all__ = ["ApiServer", "serve_model"]

@@ -1,0 +1,98 @@
+"""OpenAI clients whose requests go straight to a model of this process, without a socket."""
+
+from functools import cache
+from secrets import token_urlsafe
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import httpx
+
+from trinity.common.errors import MissingExtraError
+from trinity.utils.threads import run_sync
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from openai import AsyncOpenAI, OpenAI
+
+    from trinity.common.models.wrapper import ModelWrapper
+
+_KEY = "in-process"
+_HOST = "http://model.trinity"
+
+_models: "WeakValueDictionary[str, ModelWrapper]" = WeakValueDictionary()
+
+
+def openai_client(model: "ModelWrapper") -> "OpenAI":
+    """A client for code that is not async."""
+    try:
+        from openai import OpenAI
+
+        transport = _SyncTransport(_app(), model)
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "api") from error
+    client = OpenAI(
+        base_url=_base_url(model),
+        api_key=_KEY,
+        http_client=httpx.Client(transport=transport),  # type: ignore[arg-type]  # or its fork
+        max_retries=0,
+    )
+    client.model_path = model.model_path  # type: ignore[attr-defined]  # documented, of ours
+    return client
+
+
+def openai_async_client(model: "ModelWrapper") -> "AsyncOpenAI":
+    """A client for async code."""
+    try:
+        from openai import AsyncOpenAI
+
+        transport = _AsyncTransport(_app(), model)
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "api") from error
+    client = AsyncOpenAI(
+        base_url=_base_url(model),
+        api_key=_KEY,
+        http_client=httpx.AsyncClient(transport=transport),  # type: ignore[arg-type]  # or its fork
+        max_retries=0,
+    )
+    client.model_path = model.model_path  # type: ignore[attr-defined]  # documented, of ours
+    return client
+
+
+@cache
+def _app() -> "FastAPI":
+    from trinity.common.models.api.app import create_app
+
+    return create_app(_models.get, api_key=None)
+
+
+def _base_url(model: "ModelWrapper") -> str:
+    path = token_urlsafe(12)
+    _models[path] = model
+    return f"{_HOST}/{path}/v1"
+
+
+class _AsyncTransport(httpx.ASGITransport):
+    """Answers from the app of this process; holds the model as long as the client lives."""
+
+    def __init__(self, app: "FastAPI", model: "ModelWrapper") -> None:
+        super().__init__(app, raise_app_exceptions=False)
+        self._model = model
+
+
+class _SyncTransport(httpx.BaseTransport):
+    """Has the async transport answer, for a client that is not async."""
+
+    def __init__(self, app: "FastAPI", model: "ModelWrapper") -> None:
+        self._transport = _AsyncTransport(app, model)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return run_sync(self._answer(request))
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        asked = httpx.Request(
+            request.method, request.url, headers=request.headers, content=request.content
+        )
+        found = await self._transport.handle_async_request(asked)
+        body = await found.aread()
+        return httpx.Response(found.status_code, headers=found.headers, content=body)

@@ -1,0 +1,127 @@
+"""What a client may ask for: the OpenAI requests, and what vLLM's users send besides."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+_NAMES = {"max_completion_tokens": "max_tokens"}
+_SAMPLING = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "seed",
+    "repetition_penalty",
+    "ignore_eos",
+)
+
+
+class StreamOptions(BaseModel):
+    """``include_usage``: a last chunk tells the number of tokens."""
+
+    include_usage: bool = False
+
+
+class SamplingRequest(BaseModel):
+    """What both kinds of request share. Fields that don't change the reply are let pass."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    n: int = Field(1, ge=1, le=1024)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    max_tokens: int | None = Field(None, ge=1)
+    min_tokens: int | None = Field(None, ge=0)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = Field(None, gt=0)
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+
+    @field_validator("presence_penalty", "frequency_penalty", "logit_bias")
+    @classmethod
+    def _not_offered(cls, value: object) -> object:
+        if value:
+            raise ValueError("is not offered by this server; leave it out")
+        return value
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `SamplingParams` that were given."""
+        return {name: getattr(self, name) for name in _SAMPLING}
+
+
+class ChatRequest(SamplingRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _only_the_token(cls, value: int | None) -> int | None:
+        if value:
+            raise ValueError("must be 0: the logprob of the sampled token is all there is")
+        return value
+
+    @field_validator("response_format")
+    @classmethod
+    def _only_text(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value and value.get("type", "text") != "text":
+            raise ValueError(f"has type {value.get('type')!r}; only 'text' is offered")
+        return value
+
+    def sampling(self) -> dict[str, Any]:
+        given = super().sampling()
+        given["max_tokens"] = self.max_completion_tokens or self.max_tokens
+        return given
+
+
+class CompletionRequest(SamplingRequest):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool = False
+    suffix: str | None = None
+
+    @field_validator("echo", "suffix")
+    @classmethod
+    def _not_offered_here(cls, value: object) -> object:
+        if value:
+            raise ValueError("is not offered by this server; leave it out")
+        return value
+
+    @field_validator("logprobs")
+    @classmethod
+    def _only_the_token(cls, value: int | None) -> int | None:
+        if value and value > 1:
+            raise ValueError("must be at most 1: the logprob of the sampled token is all there is")
+        return value
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one by one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [list(self.prompt)]  # type: ignore[arg-type]  # ints, by the first
+        return list(self.prompt)  # type: ignore[arg-type]  # texts or lists of ints
