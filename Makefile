@@ -7,11 +7,11 @@ BIN := $(VENV)/bin
 
 quickstart: $(VENV)/.core
 	$(BIN)/python examples/quickstart/prepare.py
-	$(BIN)/trinity run --config examples/quickstart/quickstart.yaml --plugin-dir examples/quickstart
+	$(BIN)/trinity run --config examples/quickstart/quickstart.yaml --plugin-dir examples/quickstart/plugins
 
 demo-llm: $(VENV)/.demo
 	$(BIN)/python examples/demo_llm/prepare.py
-	$(BIN)/trinity run --config examples/demo_llm/demo_llm.yaml --plugin-dir examples/demo_llm
+	$(BIN)/trinity run --config examples/demo_llm/demo_llm.yaml --plugin-dir examples/demo_llm/plugins
 
 test: lint types
 	$(BIN)/python -m pytest

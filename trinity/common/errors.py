@@ -88,5 +88,5 @@ class DeadlineError(TrinityError, TimeoutError):
 
 
 def _short(value: object, limit: int = 80) -> str:
-    text = repr(value) if isinstance(value, str) else str(value)
+    text = repr(str(value)) if isinstance(value, str) else str(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

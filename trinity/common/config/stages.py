@@ -83,5 +83,6 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _fit_to_mode(config: Config) -> None:
     """What holds for the whole file and not for a stage of another mode is left open again."""
     synchronizer = config.synchronizer
-    if synchronizer.sync_method is SyncMethod.NCCL and not config.mode.pairs:
+    together = (SyncMethod.NCCL, SyncMethod.MEMORY)
+    if synchronizer.sync_method in together and not config.mode.pairs:
         synchronizer.sync_method = None

@@ -19,7 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from trinity.engine.torch.attention import AttentionOptions, key_length, tiled_attention
+from trinity.engine.torch.attention import AttentionOptions, tiled_attention
+from trinity.engine.torch.kv import GRAIN, round_up
 from trinity.trainer.backends.torch.packing import PackedRows, Segment
 
 IMPLEMENTATION = "trinity_packed"
@@ -40,7 +41,7 @@ class Piece:
 
     @property
     def num_keys(self) -> int:
-        return key_length(self.last)
+        return round_up(self.last, GRAIN)
 
 
 @dataclass
