@@ -1,14 +1,15 @@
 """Scores of an evaluation: mean and spread over tasks, best and worst of k runs."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trinity.explorer.scheduler import TaskStatus
 from trinity.utils.metrics import Metrics
 
-_DRAWS = 1000
-_SEED = 42
+Scores = NDArray[np.float64]
 
 
 def summarize_eval(statuses: Sequence[TaskStatus], detailed: bool = False) -> Metrics:
@@ -16,33 +17,34 @@ def summarize_eval(statuses: Sequence[TaskStatus], detailed: bool = False) -> Me
 
     With n runs a task, each metric gives ``mean@n`` and ``std@n`` (over the runs of a task, then
     the mean over tasks) and, for n > 1, ``best@k`` and ``worst@k`` for k = 2, 4, ... and n: the
-    expected best and worst of k runs, by bootstrap. Tasks that failed don't count.
+    expected best and worst of k runs drawn with replacement, exactly. Runs that failed don't
+    count, nor values that are not finite.
 
     Args:
         statuses: One a task.
         detailed: Also ``mean``, ``max``, ``min`` and ``std`` over tasks.
     """
-    scores: dict[str, list[list[float]]] = {}
+    scores: dict[str, list[Scores]] = {}
     for status in statuses:
         for name in sorted({key for run in status.metrics for key in run}):
             runs = [float(run[name]) for run in status.metrics if name in run]
-            scores.setdefault(name, []).append(runs)
+            finite = [value for value in runs if math.isfinite(value)]
+            if finite:
+                scores.setdefault(name, []).append(np.sort(finite))
     metrics: Metrics = {"finished_task_count": float(sum(s.ok for s in statuses))}
     for name, tasks in scores.items():
         metrics |= {f"{name}/{key}": value for key, value in _summary(tasks, detailed).items()}
     return metrics
 
 
-def _summary(tasks: list[list[float]], detailed: bool) -> Metrics:
+def _summary(tasks: list[Scores], detailed: bool) -> Metrics:
     n = max(len(runs) for runs in tasks)
-    means = np.array([np.mean(runs) for runs in tasks])
-    stds = np.array([np.std(runs) for runs in tasks])
+    means = np.array([runs.mean() for runs in tasks])
+    stds = np.array([runs.std() for runs in tasks])
     summary = {f"mean@{n}": float(means.mean()), f"std@{n}": float(stds.mean())}
     for k in _sizes(n):
-        rng = np.random.default_rng(_SEED)
-        picks = [np.array(runs)[rng.integers(0, len(runs), (_DRAWS, k))] for runs in tasks]
-        summary[f"best@{k}"] = float(np.mean([draw.max(axis=1).mean() for draw in picks]))
-        summary[f"worst@{k}"] = float(np.mean([draw.min(axis=1).mean() for draw in picks]))
+        summary[f"best@{k}"] = float(np.mean([_expected_best(runs, k) for runs in tasks]))
+        summary[f"worst@{k}"] = -float(np.mean([_expected_best(-runs[::-1], k) for runs in tasks]))
     if detailed:
         summary |= {
             "mean": float(means.mean()),
@@ -51,6 +53,15 @@ def _summary(tasks: list[list[float]], detailed: bool) -> Metrics:
             "std": float(means.std()),
         }
     return summary
+
+
+def _expected_best(ascending: Scores, k: int) -> float:
+    """Expected maximum of k draws with replacement.
+
+    The i-th lowest of n is the maximum with probability ``(i / n)^k - ((i - 1) / n)^k``.
+    """
+    reached = (np.arange(len(ascending) + 1) / len(ascending)) ** k
+    return float(ascending @ np.diff(reached))
 
 
 def _sizes(n: int) -> list[int]:
