@@ -131,14 +131,14 @@ def _cut(segment: Segment) -> Iterator[Piece]:
 
 
 def _by_shape(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Pieces with the same number of keys, of which none is padded to over twice its queries."""
+    """Pieces of about the same number of keys, of which none is padded to over twice its size."""
     ordered = sorted(pieces, key=lambda p: (p.num_keys, p.last - p.first, p.segment.offset))
     groups: list[list[Piece]] = []
     for piece in ordered:
         head = groups[-1][0] if groups else None
         is_alike = (
             head is not None
-            and head.num_keys == piece.num_keys
+            and piece.num_keys <= head.num_keys + max(head.num_keys // 8, GRAIN)
             and piece.last - piece.first <= 2 * (head.last - head.first) + 8
         )
         if is_alike:
@@ -152,7 +152,7 @@ def _block(pieces: Sequence[Piece]) -> AttentionBlock:
     longest = max(p.last - p.first for p in pieces)
     num_queries = -(-longest // _MULTIPLE) * _MULTIPLE
     query = torch.zeros(len(pieces), num_queries, dtype=torch.long)
-    key = torch.zeros(len(pieces), pieces[0].num_keys, dtype=torch.long)
+    key = torch.zeros(len(pieces), max(p.num_keys for p in pieces), dtype=torch.long)
     is_query = torch.zeros_like(query, dtype=torch.bool)
     for s, piece in enumerate(pieces):
         seen = torch.cat(
