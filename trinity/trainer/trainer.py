@@ -172,6 +172,8 @@ class Trainer:
             batch = await self.preparation.complete(batch, metrics)
             await self.updater.update(batch, self.step, metrics)
         metrics |= batch.summary()
+        metrics["sample/experience_count"] = float(len(experiences))
+        metrics["sample/trained_tokens"] = float(batch.num_trained_tokens)
         metrics["response_length/clip_ratio"] = _share_of_cut(experiences)
 
     async def _publish_if_due(self, metrics: Metrics) -> None:
