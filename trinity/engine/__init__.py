@@ -4,7 +4,11 @@ from trinity.utils.registry import Registry
 
 ENGINES: Registry[type] = Registry(
     "engine",
-    {"torch": "trinity.engine.torch.engine.TorchEngine"},
+    {
+        "torch": "trinity.engine.torch.engine.TorchEngine",
+        "openai": "trinity.engine.openai.engine.OpenAIEngine",
+        "external": "trinity.engine.openai.engine.OpenAIEngine",
+    },
 )
 """``engine_type`` of the config -> class of the engine."""
 

@@ -1,8 +1,8 @@
 """What generates tokens, seen from outside: `InferenceEngine` and the records it exchanges."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -55,6 +55,18 @@ class Completion:
     logprobs: list[float]
     finish_reason: FinishReason
     versions: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TextReply:
+    """One reply of a service that gives texts and no tokens.
+
+    ``message`` is the reply in the OpenAI form; ``text`` its content.
+    """
+
+    text: str
+    message: Mapping[str, Any]
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
@@ -118,3 +130,16 @@ class InferenceEngine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class TextEngine(Protocol):
+    """An engine that gives texts and no tokens; it has the face of `InferenceEngine` besides."""
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        params: SamplingParams,
+    ) -> list[TextReply]:
+        """``params.n`` replies to a conversation."""
+        ...

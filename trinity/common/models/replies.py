@@ -6,7 +6,7 @@ from typing import Any
 
 from trinity.common.experience import Experience
 from trinity.common.models.chat import ChatFormat
-from trinity.common.models.protocol import Completion, SamplingParams
+from trinity.common.models.protocol import Completion, SamplingParams, TextReply
 from trinity.common.models.reply_parsers import ParsedReply
 from trinity.common.models.transcript import TokenRow
 
@@ -70,6 +70,19 @@ def masked_experience(chat: ChatFormat, prompt_ids: Sequence[int], limit: int) -
         truncate_status="prompt_truncated",
         prompt_text=chat.decode(tokens[:limit]),
         response_text=MASKED_TEXT,
+    )
+
+
+def text_experience(prompt_text: str, reply: TextReply, params: SamplingParams) -> Experience:
+    """A reply without tokens: one masked token stands for it, so that it is never trained on."""
+    return Experience(
+        tokens=[0, 0],
+        prompt_length=1,
+        logprobs=[0.0],
+        action_mask=[False],
+        prompt_text=prompt_text,
+        response_text=reply.text,
+        info={"finish_reason": reply.finish_reason, "temperature": params.temperature},
     )
 
 

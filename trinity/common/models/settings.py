@@ -25,6 +25,8 @@ class ModelSettings:
         enable_auto_tool_choice: Whether replies to requests with tools are parsed for calls.
         tool_call_parser: Which form of tool call is parsed ("hermes" ...).
         reasoning_parser: Which form of reasoning is split off the content ("qwen3" ...).
+        gives_tokens: False for a model behind an outside service: its experiences hold texts,
+            and one masked token each.
         trust_remote_code: Run tokenizer code that comes with the model folder.
     """
 
@@ -47,6 +49,7 @@ class ModelSettings:
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    gives_tokens: bool = True
     trust_remote_code: bool = False
 
     @property

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -12,14 +12,15 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from trinity.common.experience import Experience
 from trinity.common.models.chat import ChatFormat
 from trinity.common.models.masking import mask_messages
-from trinity.common.models.messages import Messages, Tools
-from trinity.common.models.protocol import Completion, InferenceEngine
+from trinity.common.models.messages import Messages, Tools, content_text
+from trinity.common.models.protocol import Completion, InferenceEngine, TextEngine
 from trinity.common.models.replies import (
     MASKED_TEXT,
     ChatReply,
     experience_of,
     experience_of_row,
     masked_experience,
+    text_experience,
 )
 from trinity.common.models.reply_parsers import ParsedReply, parse_reply
 from trinity.common.models.sampling import default_sampling, request_seed, sampling_params
@@ -326,6 +327,8 @@ class ModelWrapper:
             is_api: Whether an API asks: of the limits only ``max_model_len`` holds there.
         """
         seed = self._next_seed()
+        if not self._settings.gives_tokens:
+            return await self._text_replies(messages, tools, sampling, seed)
         prompt = self._transcript.prompt(messages, tools, template_args)
         outcome = await self._continuations(prompt.row.ids, prompt.text, sampling, seed, is_api)
         return [
@@ -385,6 +388,26 @@ class ModelWrapper:
         if self._settings.enable_history:
             self._history += experiences
         return list(zip(experiences, completions, strict=True))
+
+    async def _text_replies(
+        self, messages: Messages, tools: Tools | None, sampling: Mapping[str, Any], seed: int
+    ) -> list[ChatReply]:
+        """Replies of an engine that gives texts and no tokens."""
+        params = sampling_params(self._settings, 0, sampling, seed)
+        replies = await self._on_engine(
+            lambda engine: cast(TextEngine, engine).chat(messages, tools, params)
+        )
+        prompt_text = "\n".join(f"{m.get('role')}: {content_text(m)}" for m in messages)
+        outcome = []
+        for reply in replies:
+            experience = text_experience(prompt_text, reply, params)
+            message = {**reply.message, "content": reply.text}
+            outcome.append(
+                ChatReply(experience, reply.text, ParsedReply(reply.text), message, None)
+            )
+        if self._settings.enable_history:
+            self._history += [reply.experience for reply in outcome]
+        return outcome
 
     def _reply(
         self,

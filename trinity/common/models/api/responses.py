@@ -105,9 +105,9 @@ def text_chunks(answer: Json, *, with_usage: bool) -> Iterator[str]:
 
 def chat_finish_reason(reply: ChatReply) -> str:
     """Why a reply ended, in OpenAI's words."""
-    if reply.parsed.tool_calls:
+    if reply.message.get("tool_calls"):
         return "tool_calls"
-    return reply.completion.finish_reason if reply.completion else "length"
+    return str(reply.experience.info.get("finish_reason", "length"))
 
 
 def token_logprobs(completion: Completion | None, chat: ChatFormat) -> list[Json]:
