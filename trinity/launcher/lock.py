@@ -1,5 +1,6 @@
 """One run of a job at a time: a locked file that names who holds it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -10,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trinity.common.errors import TrinityError
+from trinity.utils.log import get_logger
+
+_NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
 
 
 class JobRunsError(TrinityError):
@@ -22,6 +26,8 @@ class JobRunsError(TrinityError):
 def job_lock(folder: Path, role: str) -> Iterator[None]:
     """Hold ``<folder>/.lock_<role>`` for the time of the block. A dead holder holds nothing.
 
+    On a file system without locks the block runs unguarded, and the log says so.
+
     Raises:
         JobRunsError: Somebody holds it; says which process, where and since when.
     """
@@ -29,9 +35,13 @@ def job_lock(folder: Path, role: str) -> Iterator[None]:
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             raise JobRunsError(_who(file.read(), folder, role)) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            get_logger("launcher").warning("%s can't be locked (%s).", folder, error.strerror)
         file.truncate(0)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         file.write(json.dumps(holder))

@@ -1,5 +1,6 @@
 """What a person sees of a run: the plan, a live line of each stage, and the table at the end."""
 
+import math
 import time
 from collections import deque
 
@@ -16,17 +17,25 @@ from trinity.utils.metrics import Metrics
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
 _PLAIN_EVERY_S = 5.0
+_COLUMNS = ("stage", "steps", "eval before", "eval after", "reward", "samples/s", "time")
 
 
 def sparkline(values: list[float], width: int = _WIDTH) -> str:
-    """``values`` as a line of bars between their lowest and highest, at most ``width`` long."""
+    """``values`` as a line of bars between their lowest and highest, at most ``width`` long.
+
+    Where a value is not finite, there is a gap.
+    """
     if not values:
         return ""
     per = max(1, -(-len(values) // width))
     means = [sum(block) / len(block) for block in _blocks(values, per)]
-    low, high = min(means), max(means)
+    finite = [mean for mean in means if math.isfinite(mean)] or [0.0]
+    low, high = min(finite), max(finite)
     scale = (len(_BARS) - 2) / (high - low) if high > low else 0.0
-    return "".join(_BARS[1 + round((value - low) * scale)] for value in means)
+    return "".join(
+        _BARS[1 + round((mean - low) * scale)] if math.isfinite(mean) else _BARS[0]
+        for mean in means
+    )
 
 
 def _blocks(values: list[float], size: int) -> list[list[float]]:
@@ -40,10 +49,9 @@ class Screen:
         self.console = console or Console(highlight=False)
         self._live: Live | None = None
         self._stage: StageSummary | None = None
-        self._title = ""
         self._total: int | None = None
-        self._latest: Metrics = {}
         self._seconds: deque[float] = deque(maxlen=10)
+        self._has_news = False
         self._started = self._printed_at = time.monotonic()
 
     def say(self, text: str, style: str = "") -> None:
@@ -57,30 +65,33 @@ class Screen:
     def start_stage(self, title: str, stage: StageSummary, total_steps: int | None) -> None:
         """Begin the live line of a stage."""
         self.end_stage()
-        self._title, self._stage, self._total = title, stage, total_steps
-        self._latest, self._started = {}, time.monotonic()
+        self._stage, self._total = stage, total_steps
+        self._started = time.monotonic()
         self._seconds.clear()
         self.console.rule(Text(title))
         if self.console.is_terminal:
             self._live = Live(get_renderable=self._draw, console=self.console, refresh_per_second=4)
-            self._live.start()
+            self._live.start(refresh=True)
 
     def end_stage(self) -> None:
-        """Leave the last state of the live line on the screen."""
+        """Leave the last state of the stage on the screen."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+        elif self._has_news:
+            self.say(self._line())
+        self._has_news = False
 
     def report(self, role: str, step: int, metrics: Metrics) -> None:
         """Show one report of a part."""
         if role in ("eval", "bench"):
             self._say_eval(role, step, metrics)
             return
-        self._latest |= metrics
         if role == "trainer":
             self._seconds.append(metrics.get("time/step", 0.0))
+        self._has_news = True
         if self._live is None and time.monotonic() - self._printed_at >= _PLAIN_EVERY_S:
-            self._printed_at = time.monotonic()
+            self._printed_at, self._has_news = time.monotonic(), False
             self.say(self._line())
 
     def _say_eval(self, role: str, step: int, metrics: Metrics) -> None:
@@ -112,7 +123,8 @@ class Screen:
     def _seconds_left(self) -> float | None:
         if self._stage is None or not self._total or not self._seconds:
             return None
-        return (self._total - self._stage.steps) * sum(self._seconds) / len(self._seconds)
+        left = max(0, self._total - self._stage.steps)
+        return left * sum(self._seconds) / len(self._seconds)
 
     def _draw(self) -> RenderableType:
         stage = self._stage
@@ -134,21 +146,12 @@ class Screen:
     def final_table(self, summary: RunSummary, hints: list[tuple[str, str]]) -> None:
         """The table at the end: stages with their scores and times, then where things are."""
         self.end_stage()
-        table = Table(
-            title=f"{summary.project}/{summary.name}: {summary.status}", title_style="bold"
-        )
-        for column in (
-            "stage",
-            "steps",
-            "eval before",
-            "eval after",
-            "reward",
-            "samples/s",
-            "time",
-        ):
+        title = Text(f"{summary.project}/{summary.name}: {summary.status}")
+        table = Table(title=title, title_style="bold")
+        for column in _COLUMNS:
             table.add_column(column, justify="left" if column == "stage" else "right")
         for stage in summary.stages:
-            table.add_row(*_stage_row(stage))
+            table.add_row(*map(Text, _stage_row(stage)))
         self.console.print(table)
         where = Table.grid(padding=(0, 2))
         for label, text in hints:
@@ -162,22 +165,15 @@ class Screen:
 
 
 def _stage_row(stage: StageSummary) -> list[str]:
+    name = f"{stage.name} ({stage.algorithm})"
     if stage.is_skipped:
-        return [
-            f"{stage.name} ({stage.algorithm})",
-            str(stage.steps),
-            "",
-            "",
-            "",
-            "",
-            "done before",
-        ]
+        return [name, str(stage.steps), *[""] * (len(_COLUMNS) - 3), "done before"]
     before, after = main_score(stage.eval_before), main_score(stage.eval_after)
     reward = ""
     if stage.reward_first is not None and stage.reward_last_5 is not None:
         reward = f"{stage.reward_first:.3f} → {stage.reward_last_5:.3f}"
     return [
-        f"{stage.name} ({stage.algorithm})",
+        name,
         str(stage.steps),
         f"{before[1]:.3f}" if before else "",
         f"{after[1]:.3f}" if after else "",

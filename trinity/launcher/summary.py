@@ -1,6 +1,7 @@
 """What a run amounted to: collected from the reports of its parts, kept in ``summary.json``."""
 
 import json
+import math
 import threading
 import time
 from dataclasses import asdict, dataclass, field
@@ -58,8 +59,17 @@ class RunSummary:
     error: str | None = None
 
     def write(self, folder: Path) -> None:
-        """``<folder>/summary.json``."""
-        write_text(folder / "summary.json", json.dumps(asdict(self), indent=2) + "\n")
+        """``<folder>/summary.json``; numbers that JSON does not know (NaN) become null."""
+        text = json.dumps(_finite(asdict(self)), indent=2, allow_nan=False)
+        write_text(folder / "summary.json", text + "\n")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class StageRecorder:

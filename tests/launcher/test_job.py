@@ -1,0 +1,98 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from trinity.checkpoint.atomic import writing_folder
+from trinity.launcher.job import (
+    JobCheckpoints,
+    JobFolder,
+    StageLog,
+    find_resume_point,
+    writable_problem,
+)
+
+
+def save(checkpoints: JobCheckpoints, step: int) -> None:
+    """What a train engine does with the files of a checkpoint."""
+    with writing_folder(Path(checkpoints.folder(step))) as aside:
+        for name, content in checkpoints.snapshot().items():
+            data = content if isinstance(content, bytes) else content.encode()
+            (aside / name).write_bytes(data)
+    checkpoints.complete(step)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobFolder:
+    job = JobFolder(tmp_path / "project" / "name")
+    job.create()
+    return job
+
+
+def test_folders(job: JobFolder) -> None:
+    assert {path.name for path in job.path.iterdir()} == {"log", "monitor", "buffer"}
+    job.create()
+    assert job.weights.parent == job.path
+
+
+def test_a_resume_finds_the_state_of_every_part(job: JobFolder) -> None:
+    steps = {"trainer": 0}
+    checkpoints = JobCheckpoints(
+        job,
+        parts={"trainer": lambda: {"step": steps["trainer"]}, "explorer": lambda: {"tasks": [1]}},
+        files=lambda: {"unread.bin": b"\x00\x01"},
+    )
+    for step in (1, 2):
+        steps["trainer"] = step
+        save(checkpoints, step)
+    point = find_resume_point(job, pytest.fail)
+    assert point is not None and point.step == 2
+    assert point.state("trainer") == {"step": 2} and point.state("explorer") == {"tasks": [1]}
+    assert point.state("nobody") is None
+    assert point.file("unread.bin") == b"\x00\x01" and point.file("nothing") is None
+    assert (job.path / "trainer_meta.json").read_text() == '{"step": 2}'
+
+
+def test_torn_checkpoints_are_named_and_left_out(job: JobFolder) -> None:
+    checkpoints = JobCheckpoints(job, parts={"trainer": lambda: {"step": 1}})
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    meta = job.path / "global_step_2" / "trainer_meta.json"
+    meta.write_text("")
+    said: list[str] = []
+    point = find_resume_point(job, said.append)
+    assert point is not None and point.step == 1
+    assert len(said) == 1 and "global_step_2" in said[0] and "trainer_meta.json" in said[0]
+
+
+def test_an_empty_job_has_no_resume_point(job: JobFolder) -> None:
+    assert find_resume_point(job, pytest.fail) is None
+
+
+def test_old_checkpoints_are_dropped(job: JobFolder) -> None:
+    checkpoints = JobCheckpoints(job, keep=2, parts={"trainer": dict})
+    for step in range(1, 5):
+        save(checkpoints, step)
+    assert sorted(p.name for p in job.path.glob("global_step_*")) == [
+        "global_step_3",
+        "global_step_4",
+    ]
+
+
+def test_stages(job: JobFolder) -> None:
+    assert StageLog(job.path).latest() == -1
+    StageLog(job.path).finish(0)
+    StageLog(job.path).finish(1)
+    assert StageLog(job.path).latest() == 1
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert writable_problem(tmp_path / "not" / "yet" / "there") is None
+    assert "is a file: name a folder" in (writable_problem(tmp_path / "file" / "x") or "")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert "can't be written to" in (writable_problem(tmp_path / "closed" / "x") or "")

@@ -1,0 +1,96 @@
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from trinity.launcher.screen import Screen, sparkline
+from trinity.launcher.summary import RunSummary, StageSummary
+
+
+def screen(is_terminal: bool = False) -> tuple[Screen, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, width=120, highlight=False, force_terminal=is_terminal)
+    return Screen(console), out
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([], ""),
+        ([1.0], "▁"),
+        ([2.0, 2.0], "▁▁"),
+        ([0.0, 7.0], "▁█"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([0.0, math.nan, 7.0], "▁ █"),
+        ([math.inf], " "),
+    ],
+)
+def test_sparkline(values: list[float], line: str) -> None:
+    assert sparkline(values) == line
+
+
+@given(st.lists(st.floats(), max_size=300), st.integers(1, 60))
+def test_a_sparkline_fits(values: list[float], width: int) -> None:
+    assert len(sparkline(values, width)) <= width
+
+
+def test_plain_lines_end_with_the_last_state() -> None:
+    shown, out = screen()
+    stage = StageSummary("run", "grpo", "both")
+    shown.start_stage("run", stage, total_steps=4)
+    for step in (1, 2):
+        stage.steps, stage.tokens_per_second = step, 1234.0
+        stage.rewards.append(step / 4)
+        shown.report("trainer", step, {"time/step": 2.0})
+    assert "step 2" not in out.getvalue()
+    shown.end_stage()
+    shown.end_stage()
+    line = "step 2/4   reward 0.500   2.00 s/step   1,234 tokens/s   4 s left"
+    assert out.getvalue().splitlines()[-1] == line
+
+
+def test_no_time_is_left_after_the_last_step() -> None:
+    shown, out = screen()
+    stage = StageSummary("run", "sft", "train", steps=9, losses=[0.5])
+    shown.start_stage("run", stage, total_steps=8)
+    shown.report("trainer", 9, {"time/step": 1.0})
+    shown.end_stage()
+    assert "loss 0.5000" in out.getvalue() and " 0 s left" in out.getvalue()
+
+
+def test_evaluations_are_said_at_once() -> None:
+    shown, out = screen()
+    shown.start_stage("run", StageSummary("run", "grpo", "both"), None)
+    shown.report("eval", 0, {"eval/gsm/accuracy/mean@4": 0.25, "time/eval": 1.0})
+    shown.report("eval", 5, {"time/eval": 1.0})
+    assert out.getvalue().splitlines()[1:] == ["eval at step 0: gsm/accuracy/mean@4 = 0.250"]
+
+
+def test_a_terminal_gets_a_live_display() -> None:
+    shown, out = screen(is_terminal=True)
+    stage = StageSummary("run", "grpo", "both")
+    shown.start_stage("run", stage, total_steps=3)
+    assert "starting: models, engines and runners" in out.getvalue()
+    stage.steps, stage.rewards = 2, [0.0, math.nan, 1.0]
+    shown.report("trainer", 2, {"time/step": 0.5})
+    shown.end_stage()
+    assert "step 2/3" in out.getvalue() and "0.000 → 1.000" in out.getvalue()
+
+
+def test_names_are_shown_as_they_are() -> None:
+    shown, out = screen()
+    shown.say("[bold]x[/bold]")
+    stage = StageSummary("[warm]", "sft", "train", steps=2, seconds=61, samples_per_second=3.25)
+    stage.eval_before, stage.eval_after = {"a/accuracy/mean@1": 0.1}, {"a/accuracy/mean@1": 0.9}
+    stage.reward_first, stage.reward_last_5 = 0.0, 0.5
+    skipped = StageSummary("first", "sft", "train", is_skipped=True)
+    summary = RunSummary("p", "[n]", "/job", [skipped, stage], seconds=125, peak_memory_mb=1500)
+    shown.final_table(summary, [("job", "/jobs/[n]")])
+    text = out.getvalue()
+    for wanted in ("[bold]x[/bold]", "p/[n]: running", "[warm] (sft)", "/jobs/[n]", "done before"):
+        assert wanted in text, wanted
+    for wanted in ("0.100", "0.900", "0.000 → 0.500", "3.2", "61 s", "2 min 5 s", "1,500 MB"):
+        assert wanted in text, wanted

@@ -1,0 +1,121 @@
+import json
+import math
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+
+from trinity.launcher.summary import (
+    MemoryWatch,
+    RunSummary,
+    StageRecorder,
+    StageSummary,
+    main_score,
+    used_mb,
+)
+
+
+def recorder(mode: str = "both") -> StageRecorder:
+    return StageRecorder(StageSummary("run", "grpo", mode), time.time() - 2)
+
+
+def test_a_run_of_both_sides() -> None:
+    record = recorder()
+    record.report("eval", 0, {"eval/gsm/accuracy/mean@1": 0.25, "time/eval": 3.0})
+    for step in range(1, 8):
+        rollout = {
+            "rollout/reward/mean": float(step),
+            "rollout/experience_count": 4.0,
+            "rollout/response_tokens": 40.0,
+            "rollout/failed_task_count": 1.0,
+        }
+        record.report("explorer", step, rollout)
+        record.report("trainer", step, {"time/step": 0.5, "actor/final_loss": 1 / step})
+    record.report("eval", 7, {"eval/gsm/accuracy/mean@1": 0.5})
+    found = record.summary
+    assert (found.steps, found.samples, found.tokens, found.failed_tasks) == (7, 28, 280, 7)
+    assert (found.reward_first, found.reward_last_5) == (1.0, 5.0)
+    assert found.losses == [1 / step for step in range(1, 8)]
+    assert found.seconds_training == 3.5
+    assert found.samples_per_second == 8.0 and found.tokens_per_second == 80.0
+    assert found.seconds_to_first_step == pytest.approx(2, abs=1)
+    assert found.eval_before == {"eval/gsm/accuracy/mean@1": 0.25}
+    assert found.eval_after == {"eval/gsm/accuracy/mean@1": 0.5}
+    assert list(found.evals) == ["0", "7"]
+
+
+def test_training_alone_counts_what_it_trains() -> None:
+    record = recorder("train")
+    counts = {"sample/experience_count": 8.0, "sample/trained_tokens": 80.0, "time/step": 1.0}
+    record.report("trainer", 1, counts)
+    assert (record.summary.samples, record.summary.tokens, record.summary.steps) == (8, 80, 1)
+
+
+def test_exploring_alone_counts_its_steps() -> None:
+    record = recorder("explore")
+    record.report("explorer", 3, {"rollout/experience_count": 2.0})
+    assert (record.summary.steps, record.summary.samples) == (3, 2)
+    assert record.summary.samples_per_second > 0
+
+
+def test_the_largest_deviation_of_the_ratio_stays() -> None:
+    record = recorder()
+    for step, deviation in enumerate((0.0, 1e-3, 1e-6), 1):
+        record.report("trainer", step, {"actor/first_ratio_max_deviation": deviation})
+    assert record.summary.max_ratio_deviation == 1e-3
+    assert recorder().summary.max_ratio_deviation is None
+
+
+def test_the_file_is_json_for_everybody(tmp_path: Path) -> None:
+    stage = StageSummary("run", "sft", "train", losses=[1.0, math.nan], eval_after={"a": math.inf})
+    RunSummary("p", "n", str(tmp_path), [stage], status="finished").write(tmp_path)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    found = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refuse)
+    assert found["status"] == "finished"
+    assert found["stages"][0]["losses"] == [1.0, None]
+    assert found["stages"][0]["eval_after"] == {"a": None}
+
+
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [
+        ({}, None),
+        ({"finished_task_count": 3.0}, None),
+        ({"eval/a/x/mean@1": 1.0}, ("eval/a/x/mean@1", 1.0)),
+        (
+            {"eval/a/reward/mean@4": 1.0, "eval/a/accuracy/mean@4": 2.0},
+            ("eval/a/accuracy/mean@4", 2.0),
+        ),
+        (
+            {"eval/a/format_reward/mean@1": 1.0, "eval/a/reward/mean@1": 2.0},
+            ("eval/a/reward/mean@1", 2.0),
+        ),
+    ],
+)
+def test_main_score(scores: dict[str, float], wanted: tuple[str, float] | None) -> None:
+    assert main_score(scores) == wanted
+
+
+def _hold(megabytes: int, started, done) -> None:
+    block = bytearray(megabytes * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    started.set()
+    done.wait(30)
+
+
+def test_memory_of_children_counts() -> None:
+    context = multiprocessing.get_context("spawn")
+    started, done = context.Event(), context.Event()
+    before = used_mb()
+    with MemoryWatch(every_s=0.05) as watch:
+        child = context.Process(target=_hold, args=(100, started, done))
+        child.start()
+        assert started.wait(60)
+        time.sleep(0.3)
+        done.set()
+        child.join(30)
+    assert watch.peak_mb > before + 90
