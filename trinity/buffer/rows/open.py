@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from trinity.buffer.rows.base import BadRow, BadRowError, DataError, ListRows, PickedRows, Row, Rows
-from trinity.buffer.rows.files import DataFiles, find_files
+from trinity.buffer.rows.files import FORMATS, DataFiles, find_files
 from trinity.buffer.rows.jsonl import JsonLines
 from trinity.common.constants import StorageType
 
 _SLICE = re.compile(r"^(?P<name>[^\[\]]+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?$")
+_HUB_NAME = re.compile(r"^[\w-][\w.-]*/[\w.-]+$")
 _WHOLE_FILE_BYTES = 256 * 2**20
 
 
@@ -102,8 +103,8 @@ def open_files(files: DataFiles) -> Rows:
 
 
 def _is_path(path: str) -> bool:
-    looks_local = path.startswith(("/", ".", "~")) or path.count("/") != 1
-    return looks_local or bool(Path(path).suffix in (".jsonl", ".json", ".parquet", ".csv"))
+    """Whether ``path`` can't be a name on the hub, which is `owner/name`."""
+    return not _HUB_NAME.match(path) or Path(path).suffix in FORMATS
 
 
 def _open_json(path: Path) -> Rows:

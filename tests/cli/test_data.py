@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.buffer.tokenizers_for_tests import characters
+from trinity.cli.data import app
+from trinity.cli.data_sources import UsageError
+
+CONFIG = """
+mode: both
+algorithm: {{algorithm_type: grpo, repeat_times: 2}}
+model: {{model_path: {folder}/model, max_prompt_tokens: 30, max_response_tokens: 10}}
+buffer:
+  batch_size: 2
+  explorer_input:
+    taskset:
+      name: sums
+      path: {folder}/train.jsonl
+      format: {{prompt_key: question, response_key: answer}}
+      default_workflow_type: simple_workflow
+      default_reward_fn_type: math_reward
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = ['{"question": "1+1?", "answer": "2"}', '{"question": "[b]2+2?[/b]", "answer": "4"}']
+    (tmp_path / "train.jsonl").write_text("\n".join([*rows, '{"question": "long long long"}']))
+    characters().save_pretrained(tmp_path / "model")
+    (tmp_path / "run.yaml").write_text(CONFIG.format(folder=tmp_path))
+    return tmp_path
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_show_renders_what_the_config_asks(folder: Path):
+    output = run("show", "--config", folder / "run.yaml", "--rows", 3)
+    assert "sums: 3 rows, columns question, answer" in output
+    assert "<s>user" in output and "1+1?<e>" in output and "[b]2+2?[/b]<e>" in output
+    assert "bad row: train.jsonl, line 3, 'answer': missing" in output
+
+
+def test_stats_ends_with_1_for_broken_rows(folder: Path):
+    keys = ("-k", "prompt_key=question", "-k", "response_key=answer")
+    output = run("stats", folder / "train.jsonl", *keys, code=1)
+    assert "broken: 1" in output and "train.jsonl, line 3, 'answer': missing" in output
+    assert "prompt, characters: 10 to 17" in output
+    assert "broken: 0" in run("stats", folder / "train.jsonl", "-k", "prompt_key=question")
+
+
+def test_convert_and_show_what_came_of_it(folder: Path):
+    database = folder / "tasks.db"
+    assert "3 tasks written" in run("convert", folder / "train.jsonl", database)
+    output = run("show", database, "--table", "train", "-k", "prompt_key=question", "-r", 1)
+    assert "1+1?" in output
+
+
+def test_wrong_arguments_are_named(folder: Path):
+    with pytest.raises(UsageError, match="Name a data set"):
+        run("show")
+    with pytest.raises(UsageError, match=r"no data set 'x'. It has: sums"):
+        run("show", "--config", folder / "run.yaml", "--name", "x")
+    with pytest.raises(UsageError, match="'promt=x'"):
+        run("show", folder / "train.jsonl", "-k", "promt=x")

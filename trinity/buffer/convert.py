@@ -1,0 +1,201 @@
+"""Data sets from one form into another: JSON lines, Parquet, tables of a database."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from trinity.buffer.rows import DataError, Row, open_rows
+from trinity.buffer.schema.experience import PAYLOAD_KEY, SavedExperienceFormatter, to_row
+from trinity.common.constants import StorageType
+from trinity.common.experience import Experience
+
+Kind = Literal["tasks", "experiences"]
+_CHUNK_ROWS = 500
+
+
+def is_database(path: str) -> bool:
+    """Whether a path means a database: an address, or a SQLite file."""
+    return "://" in path or path.endswith((".db", ".sqlite", ".sqlite3"))
+
+
+def convert(
+    source: str,
+    target: str,
+    *,
+    split: str = "train",
+    subset: str | None = None,
+    table: str = "",
+    target_table: str = "",
+) -> tuple[Kind, int]:
+    """Copy a data set into another form; what it holds and how many rows.
+
+    Experiences keep every tensor. Rows are read and written in chunks.
+
+    Args:
+        source: File, folder, hub name or database.
+        target: `.jsonl`, `.parquet`, or a database. Files must not exist; a table is added to.
+        table: Table of ``source``; may be left out if there is only one.
+        target_table: Table of ``target``; as ``table`` if left out.
+
+    Raises:
+        DataError: The source can't be read, or the target is taken or of no known form.
+    """
+    name, chunks, kind = _chunks(source, split, subset, table)
+    target_table = target_table or name
+    if is_database(target):
+        return kind, _into_database(target, target_table, chunks, kind)
+    path = Path(target)
+    if path.exists():
+        raise DataError(f"{target!r} exists already. Move it away, or name another file.")
+    writers: dict[str, Callable[[Path, Iterator[list[Row]]], int]] = {
+        ".jsonl": _into_jsonl,
+        ".parquet": _into_parquet,
+    }
+    writer = writers.get(path.suffix)
+    if writer is None:
+        raise DataError(f"{target!r} ends in none of .jsonl, .parquet, .db; nor is it an address.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.writing")
+    try:
+        count = writer(aside, chunks)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return kind, count
+
+
+def _chunks(
+    source: str, split: str, subset: str | None, table: str
+) -> tuple[str, Iterator[list[Row]], Kind]:
+    """A name for what is read, its rows in chunks, and what they are."""
+    if is_database(source):
+        return _of_database(source, table)
+    rows = open_rows(source, split=split, subset=subset)
+    kind: Kind = "experiences" if PAYLOAD_KEY in rows.columns else "tasks"
+
+    def chunks() -> Iterator[list[Row]]:
+        for start in range(0, len(rows), _CHUNK_ROWS):
+            yield [rows[i] for i in range(start, min(start + _CHUNK_ROWS, len(rows)))]
+
+    return Path(source).stem, chunks(), kind
+
+
+def _of_database(source: str, table: str) -> tuple[str, Iterator[list[Row]], Kind]:
+    from trinity.common.schema.database import Database
+    from trinity.common.schema.tables import ExperienceTables
+
+    database = Database(source)
+    database.open()
+    names = database.table_names()
+    sets = [name for name in names if not name.endswith(("_blob", "_ledger"))]
+    if not table and len(sets) == 1:
+        table = sets[0]
+    if table not in sets:
+        wanted = f"has no table {table!r}" if table else "has several tables"
+        raise DataError(f"{source!r} {wanted}. Name one of: {', '.join(sets) or 'none'}.")
+    if f"{table}_blob" not in names:
+        rows = open_rows(source, storage_type=StorageType.SQL, table=table)
+        whole = (
+            [rows[i] for i in range(start, min(start + _CHUNK_ROWS, len(rows)))]
+            for start in range(0, len(rows), _CHUNK_ROWS)
+        )
+        return table, whole, "tasks"
+    tables = ExperienceTables(table)
+
+    def chunks() -> Iterator[list[Row]]:
+        start = 0
+        while found := database.read(partial(tables.query, offset=start, limit=_CHUNK_ROWS)):
+            yield [to_row(stored.experience) for stored in found]
+            start += len(found)
+        database.close()
+
+    return table, chunks(), "experiences"
+
+
+def _into_jsonl(path: Path, chunks: Iterator[list[Row]]) -> int:
+    count = 0
+    with path.open("w") as stream:
+        for rows in chunks:
+            stream.writelines(f"{_json(row)}\n" for row in rows)
+            count += len(rows)
+    return count
+
+
+def _json(row: Row) -> str:
+    try:
+        return json.dumps(row, ensure_ascii=False)
+    except TypeError as error:
+        raise DataError(f"A row can't be JSON: {error}. Write .parquet instead.") from None
+
+
+def _into_parquet(path: Path, chunks: Iterator[list[Row]]) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    writer = None
+    count = 0
+    try:
+        for rows in chunks:
+            flat = [_flat(row) for row in rows]
+            try:
+                schema = writer.schema if writer is not None else None
+                table = pa.Table.from_pylist(flat, schema=schema)
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise DataError(
+                    f"The values of a column differ in type from row to row: {error}. "
+                    "Write .jsonl instead."
+                ) from None
+            if writer is None:
+                writer = pyarrow.parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+            count += len(rows)
+    finally:
+        if writer is not None:
+            writer.close()
+    return count
+
+
+def _flat(row: Row) -> Row:
+    """Of an experience, what differs from row to row in form goes into one column as JSON."""
+    if PAYLOAD_KEY not in row:
+        return row
+    uneven = {"eid", "info", "metrics", "messages", "tools"}
+    return {k: json.dumps(v, default=str) if k in uneven else v for k, v in row.items()}
+
+
+def _into_database(path: str, table: str, chunks: Iterator[list[Row]], kind: Kind) -> int:
+    if kind == "experiences":
+        return asyncio.run(_experiences_into(path, table, chunks))
+    from trinity.buffer.rows.sql import write_tasks
+
+    count = 0
+    for rows in chunks:
+        write_tasks(path, table, rows)
+        count += len(rows)
+    return count
+
+
+async def _experiences_into(path: str, table: str, chunks: Iterator[list[Row]]) -> int:
+    from trinity.buffer.storage.sql import SQLStorage
+
+    storage = SQLStorage(table, path)
+    await storage.prepare()
+    await storage.acquire()
+    count = 0
+    try:
+        for rows in chunks:
+            await storage.put(_experiences(rows))
+            count += len(rows)
+    finally:
+        await storage.release()
+        await storage.close()
+    return count
+
+
+def _experiences(rows: Sequence[Row]) -> list[Experience]:
+    formatter: Any = SavedExperienceFormatter()
+    return [formatter.format(row) for row in rows]

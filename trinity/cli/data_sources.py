@@ -1,0 +1,196 @@
+"""Which data set the `trinity data` commands are about: one of a config, or one given by path."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity.buffer.check import check_experience_buffer, check_taskset
+from trinity.buffer.convert import is_database
+from trinity.buffer.inspection import ExperienceViewer, TaskViewer, Viewer
+from trinity.buffer.rows import Row, Rows, open_rows
+from trinity.buffer.schema import FORMATTER
+from trinity.buffer.schema.task import TaskFormatter
+from trinity.buffer.taskset import rows_of
+from trinity.common.config import Config
+from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
+from trinity.common.config.model import ModelConfig
+from trinity.common.constants import OnBadRow, StorageType
+from trinity.common.errors import ConfigError, Problem, TrinityError
+
+Section = TasksetConfig | ExperienceBufferConfig
+
+
+class UsageError(TrinityError):
+    """The arguments don't say which data set is meant."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set, opened.
+
+    Args:
+        check: Raises `RowFault` for a row that can't be used.
+        viewer: Shows a row as the model will see it.
+        unit: What lengths count: "tokens", or "characters" without a tokenizer.
+        compared: Column that repetitions are found by; empty: whole rows.
+    """
+
+    name: str
+    rows: Rows
+    check: Callable[[Row], object]
+    viewer: Viewer
+    unit: str
+    compared: str = ""
+
+
+def find_data_set(
+    path: str | None,
+    config: Path | None,
+    name: str | None,
+    split: str,
+    subset: str | None,
+    table: str,
+    kind: str,
+    keys: Sequence[str],
+    model: str | None,
+    workflow: str | None,
+    plugin_dirs: Sequence[Path],
+) -> DataSet:
+    """The data set that the arguments of a command name.
+
+    Raises:
+        UsageError: They name none.
+        ConfigError: The configuration or the data set can't be used.
+    """
+    from trinity.utils.plugins import load_plugins
+
+    if plugin_dirs:
+        load_plugins(plugin_dirs)
+    if config is not None:
+        section, settings = _of_config(config, name)
+        return _opened(section, settings)
+    if path is None:
+        raise UsageError("Name a data set: a path, or a configuration with --config.")
+    settings = ModelConfig(model_path=model or "")
+    form = FormatConfig(**_pairs(keys))
+    if kind == "task":
+        where = StorageType.SQL if is_database(path) else StorageType.FILE
+        return _opened(
+            TasksetConfig(
+                name=table or Path(path).stem,
+                path=path,
+                storage_type=where,
+                split=split,
+                subset_name=subset,
+                format=form,
+                default_workflow_type=workflow,
+            ),
+            settings,
+        )
+    section = ExperienceBufferConfig(
+        name=Path(path).stem,
+        path=path,
+        storage_type=StorageType.FILE,
+        schema_type=kind,
+        split=split,
+        subset_name=subset,
+        format=form,
+    )
+    return _opened(section, settings)
+
+
+def _pairs(keys: Sequence[str]) -> dict[str, Any]:
+    pairs = {}
+    for text in keys:
+        name, equals, value = text.partition("=")
+        if not equals or name not in FormatConfig.model_fields:
+            known = ", ".join(FormatConfig.model_fields)
+            raise UsageError(f"--key {text!r} is not <key>=<value> with one of the keys {known}.")
+        pairs[name] = value
+    return pairs
+
+
+def _of_config(path: Path, name: str | None) -> tuple[Section, ModelConfig]:
+    from trinity.common.config import derive, iterate_stages, load_config
+
+    found: dict[str, tuple[Section, ModelConfig]] = {}
+    for _, stage in iterate_stages(load_config(str(path))):
+        derived = derive(stage).config
+        for section in _sections(derived):
+            found.setdefault(section.name, (section, derived.model))
+    if not found:
+        raise UsageError(f"{path} names no data set.")
+    if name is None:
+        return next(iter(found.values()))
+    if name not in found:
+        raise UsageError(f"{path} has no data set {name!r}. It has: {', '.join(found)}.")
+    return found[name]
+
+
+def _sections(config: Config) -> list[Section]:
+    tasks, inputs = config.buffer.explorer_input, config.buffer.trainer_input
+    sections: list[Section] = [*tasks.tasksets, *tasks.eval_tasksets]
+    buffers = [inputs.experience_buffer, *inputs.auxiliary_buffers.values()]
+    sections += [b for b in buffers if b is not None and b.storage_type is StorageType.FILE]
+    return [section for section in sections if section.path]
+
+
+def _opened(section: Section, model: ModelConfig) -> DataSet:
+    lenient = section.model_copy(update={"on_bad_row": OnBadRow.SKIP})
+    if isinstance(lenient, TasksetConfig):
+        _refuse(check_taskset(lenient))
+        return _tasks(lenient, model)
+    _refuse(check_experience_buffer(lenient))
+    return _experiences(lenient, model)
+
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        raise ConfigError(problems)
+
+
+def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
+    chat = _chat(model) if model.model_path else None
+    cuts = "masked out" if model.enable_prompt_truncation else "the run stops there"
+    limit = model.max_prompt_tokens
+    is_named = "prompt_key" in section.format.model_fields_set
+    return DataSet(
+        section.name,
+        rows_of(section),
+        TaskFormatter(section).check,
+        TaskViewer(section, chat, limit, cuts),
+        "tokens" if chat is not None else "characters",
+        section.format.prompt_key if is_named else "",
+    )
+
+
+def _experiences(section: ExperienceBufferConfig, model: ModelConfig) -> DataSet:
+    from trinity.common.models.loading import load_tokenizer
+
+    if not model.model_path:
+        raise UsageError("Give --model: what is trained on depends on its chat template.")
+    tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
+    kind = FORMATTER.get(section.schema_type or "sft")
+    formatter = kind(section.format, tokenizer, model.max_model_len)
+    rows = open_rows(section.path or "", split=section.split, subset=section.subset_name)
+    return DataSet(section.name, rows, formatter.format, ExperienceViewer(formatter), "tokens")
+
+
+def _chat(model: ModelConfig) -> Any:
+    from trinity.common.models.chat import ChatFormat
+    from trinity.common.models.settings import ModelSettings
+
+    template = model.custom_chat_template
+    if model.chat_template_path:
+        template = Path(model.chat_template_path).read_text()
+    return ChatFormat(
+        ModelSettings(
+            model_path=model.model_path,
+            chat_template=template,
+            enable_thinking=model.enable_thinking,
+            trust_remote_code=model.trust_remote_code,
+        )
+    )
