@@ -19,6 +19,7 @@ COMMANDS = {
     "validate": "trinity.cli.validate",
     "explain": "trinity.cli.explain",
     "schema": "trinity.cli.schema",
+    "data": "trinity.cli.data",
     "debug": "trinity.cli.debug",
     "new": "trinity.cli.new",
     "import-verl": "trinity.cli.import_verl",
