@@ -126,7 +126,7 @@ async def test_three_steps(tmp_path, name):
     )
     engine = WithValues(settings(model_folder(tmp_path / "model")))
     await engine.prepare()
-    before = {n: m.detach().clone() for n, m in engine._trained().masters.items()}
+    before = {n: m.detach().clone() for n, m in engine._trained("actor").optimizer.weights.masters.items()}
     preparation, updater = trainer_parts(config, engine)
     for step in range(1, STEPS + 1):
         sample, _, _ = await strategy.sample(step)
@@ -135,5 +135,5 @@ async def test_three_steps(tmp_path, name):
         await updater.update(batch, step, metrics)
         assert math.isfinite(metrics["actor/final_loss"]) and metrics["actor/grad_norm"] > 0
         assert all(math.isfinite(value) for value in metrics.values()), metrics
-    after = engine._trained().masters
+    after = engine._trained("actor").optimizer.weights.masters
     assert any(not torch.equal(before[n], after[n]) for n in before)

@@ -1,7 +1,7 @@
 """The one place where a loss is put together: policy loss, KL and entropy as one `Objective`."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,30 @@ Metrics = dict[str, Tensor]
 Args = Mapping[str, Any]
 
 
+class BatchObjective(Protocol):
+    """What a training engine minimises: of the actor an `Objective`, of the critic a value loss."""
+
+    loss_name: str
+    """Metric under which the loss itself is reported."""
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the model has to give the entropy of every trained token."""
+        ...
+
+    def adds_up(self, batch: TrainBatch) -> bool:
+        """Whether shares of micro-batches add up to the loss."""
+        ...
+
+    def idle_rows(self, batch: TrainBatch) -> Tensor:
+        """[B] True on rows that most likely have no gradient: a hint, which is checked."""
+        ...
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: TrainBatch) -> tuple[Tensor, Metrics]:
+        """Loss, or inside a `loss_scope` its share, of what the model says of a batch."""
+        ...
+
+
 class Objective:
     """What an optimizer step of the actor minimises: policy loss - entropy bonus + KL.
 
@@ -27,6 +51,8 @@ class Objective:
     `loss_scope` on a part of the batch, it gives that part's share. It pickles, and holds no
     tensors.
     """
+
+    loss_name = "actor/final_loss"
 
     def __init__(
         self,

@@ -34,7 +34,9 @@ async def test_a_resumed_run_equals_the_unbroken_one_bitwise(tmp_path, dtype):
     await resumed.load(tmp_path / "job" / "global_step_2")
     assert await trained(resumed, range(2, 5)) == wanted
     for (name, a), (_, b) in zip(
-        whole._trained().masters.items(), resumed._trained().masters.items(), strict=True
+        whole._trained("actor").optimizer.weights.masters.items(),
+        resumed._trained("actor").optimizer.weights.masters.items(),
+        strict=True,
     ):
         assert torch.equal(a, b), name
 
@@ -83,10 +85,10 @@ async def test_weights_only_leaves_the_optimizer_new(tmp_path):
     other = TorchTrainEngine(settings(folder))
     await other.prepare()
     await other.load(tmp_path / "global_step_2", weights_only=True)
-    assert other._trained().num_steps == 0
-    assert not other._trained()._adam.state
-    for name, master in engine._trained().masters.items():
-        assert torch.equal(master, other._trained().masters[name])
+    assert other._trained("actor").optimizer.num_steps == 0
+    assert not other._trained("actor").optimizer._adam.state
+    for name, master in engine._trained("actor").optimizer.weights.masters.items():
+        assert torch.equal(master, other._trained("actor").optimizer.weights.masters[name])
 
 
 async def test_a_failed_save_is_raised_and_leaves_the_old_checkpoint(tmp_path):

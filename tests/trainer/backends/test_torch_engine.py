@@ -43,7 +43,7 @@ def plain_gradient(folder: str, batch: TrainBatch, objective: Objective, tempera
 
 
 def gradients(engine: TorchTrainEngine) -> dict[str, Tensor]:
-    return {n: m.grad for n, m in engine._trained().masters.items()}
+    return {n: m.grad for n, m in engine._trained("actor").optimizer.weights.masters.items()}
 
 
 def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-6):

@@ -134,17 +134,16 @@ def _by_shape(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Pieces of about the same number of keys, of which none is padded to over twice its size."""
     ordered = sorted(pieces, key=lambda p: (p.num_keys, p.last - p.first, p.segment.offset))
     groups: list[list[Piece]] = []
+    fewest = most = 0
     for piece in ordered:
-        head = groups[-1][0] if groups else None
-        is_alike = (
-            head is not None
-            and piece.num_keys <= head.num_keys + max(head.num_keys // 8, GRAIN)
-            and piece.last - piece.first <= 2 * (head.last - head.first) + 8
-        )
-        if is_alike:
+        size = piece.last - piece.first
+        fewest, most = min(fewest, size), max(most, size)
+        most_keys = groups[-1][0].num_keys * 9 // 8 + GRAIN if groups else 0
+        if most <= 2 * fewest + 8 and piece.num_keys <= most_keys:
             groups[-1].append(piece)
         else:
             groups.append([piece])
+            fewest = most = size
     return groups
 
 

@@ -1,8 +1,8 @@
-"""`TorchTrainEngine`: a model, its optimizer and its checkpoints in one process."""
+"""`TorchTrainEngine`: models, their optimizers and their checkpoints in one process."""
 
 import asyncio
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -11,17 +11,24 @@ import torch
 from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope
-from trinity.common.models.loading import load_causal_lm
 from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.channel import WeightChannel
 from trinity.trainer.backends.torch import updates
-from trinity.trainer.backends.torch.optimizer import MasterOptimizer
-from trinity.trainer.backends.torch.policy import Policy
+from trinity.trainer.backends.torch.microbatch import MicroBatch, plan_micro_batches
+from trinity.trainer.backends.torch.models import Placement, TrainedModel
+from trinity.trainer.backends.torch.packed_model import PackedModel
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
-from trinity.trainer.backends.torch.state import CheckpointWriter, ModelState, load_state
+from trinity.trainer.backends.torch.sharding import Ranks
+from trinity.trainer.backends.torch.state import (
+    CheckpointWriter,
+    Files,
+    HuggingFaceFolder,
+    ModelState,
+    load_state,
+)
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import ModelRole, TrainedRole
-from trinity.trainer.loss import Objective
+from trinity.trainer.loss import BatchObjective
 from trinity.utils.log import get_logger
 
 T = TypeVar("T")
@@ -43,10 +50,10 @@ class TorchTrainEngine:
         self._channel = channel
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="train")
         self._writer = CheckpointWriter()
-        self._logger = get_logger("trainer")
-        self._actor: Policy | None = None
-        self._optimizer: MasterOptimizer | None = None
-        self._reference: Policy | None = None
+        self._logger = get_logger(settings.log_name)
+        self._models: dict[TrainedRole, TrainedModel] = {}
+        self._reference: PackedModel | None = None
+        self._placement: Placement | None = None
 
     async def prepare(self) -> None:
         await self._run(self._prepare)
@@ -54,41 +61,41 @@ class TorchTrainEngine:
     async def forward(
         self, batch: TrainBatch, which: ModelRole = "actor", entropy: bool = False
     ) -> dict[str, Tensor]:
-        rule = self._settings.micro_batches
-        return await self._run(
-            lambda: updates.token_outputs(self._policy(which), batch, rule, entropy)
-        )
+        plan = self._plan(batch, which, None)
+        return await self._run(lambda: self._forward(batch, which, entropy, plan))
 
     async def forward_backward(
         self,
         batch: TrainBatch,
-        objective: Objective,
+        objective: BatchObjective,
         which: TrainedRole = "actor",
         scope: LossScope | None = None,
     ) -> dict[str, float]:
-        rule = self._settings.micro_batches
-        whole = scope or updates.scope_of(batch)
-        return await self._run(
-            lambda: updates.backward(self._policy(which), batch, objective, rule, whole)
-        )
+        scope = scope or updates.scope_of(batch)
+        if objective.adds_up(batch):
+            plan = self._plan(batch, which, objective)
+            share = await self._run(lambda: self._backward(batch, objective, which, plan, scope))
+            return updates.Share.total([share], objective.loss_name)
+        outputs = await self.forward(batch, which, objective.needs_entropy)
+        gradient, share = updates.gradient_at_outputs(outputs, batch, objective, scope)
+        plan = self._plan(batch, which, objective)
+        await self._run(lambda: self._backward_from(batch, gradient, which, plan))
+        return updates.Share.total([share], objective.loss_name)
 
     async def optim_step(self, which: TrainedRole = "actor") -> dict[str, float]:
-        metrics = await self._run(self._trained().step)
+        metrics = await self._run(self._trained(which).optimizer.step)
         return {f"{which}/{name}": value for name, value in metrics.items()}
 
     async def send_weights(self, version: int) -> WeightTicket:
         if self._channel is None:
             raise ValueError("This engine was built without a weight channel.")
-        channel = self._channel
-        weights = self._policy("actor").model.named_parameters
-        return await self._run(lambda: channel.send(version, weights()))
+        channel, weights = self._channel, self._trained("actor").optimizer.weights
+        return await self._run(lambda: channel.send(version, weights.export()))
 
-    async def save(
-        self, path: str | Path, hf: bool = False, files: Mapping[str, str | bytes] | None = None
-    ) -> None:
+    async def save(self, path: str | Path, hf: bool = False, files: Files | None = None) -> None:
         await self.wait_saved()
-        state = await self._run(lambda: self._state(hf))
-        self._writer.begin(Path(path), {"actor": state}, files or {})
+        states = await self._run(lambda: self._states(hf))
+        self._writer.begin(Path(path), states, files or {})
 
     async def wait_saved(self) -> None:
         await self._writer.wait()
@@ -98,7 +105,8 @@ class TorchTrainEngine:
 
     async def health(self) -> dict[str, float]:
         peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        steps = self._optimizer.num_steps if self._optimizer else 0
+        actor = self._models.get("actor")
+        steps = actor.optimizer.num_steps if actor else 0
         return {"peak_memory_mb": peak_kb / 1024, "optimizer_steps": float(steps)}
 
     async def close(self) -> None:
@@ -112,58 +120,97 @@ class TorchTrainEngine:
     async def _run(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
-    def _prepare(self) -> None:
+    def _prepare(self, ranks: Ranks | None = None) -> None:
         settings = self._settings
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         torch.manual_seed(settings.seed)
-        self._actor = self._load_policy()
-        model = self._actor.model.train()
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._optimizer = MasterOptimizer(model.named_parameters(), settings.optimizer)
-
-    def _load_policy(self) -> Policy:
-        settings = self._settings
-        model, is_random = load_causal_lm(
-            settings.model_path,
-            settings.dtype,
-            settings.seed,
-            device=settings.device,
-            trust_remote_code=settings.trust_remote_code,
-            config_overrides=settings.config_overrides,
-        )
-        if is_random:
+        self._placement = Placement(settings, ranks)
+        actor = self._models["actor"] = self._placement.actor()
+        if actor.is_random and (ranks is None or ranks.rank == 0):
             self._logger.warning(
                 "%s has no weights: they are random, from seed %d.",
                 settings.model_path,
                 settings.seed,
             )
-        return Policy(model, settings.temperature, settings.shares_prefixes)
+        if settings.critic is not None:
+            self._models["critic"] = self._placement.critic()
 
-    def _policy(self, which: ModelRole) -> Policy:
-        if which == "critic":
-            raise ValueError("This engine has no critic.")
+    def _plan(
+        self, batch: TrainBatch, which: ModelRole, objective: BatchObjective | None
+    ) -> list[MicroBatch]:
+        """Micro-batches with gradient, or without if there is no ``objective``."""
+        settings = self._settings
+        rule = settings.rule(which, with_gradient=objective is not None)
+        idle = None if objective is None else objective.idle_rows(batch)
+        return plan_micro_batches(batch, rule, idle, settings.shares_prefixes)
+
+    def _forward(
+        self, batch: TrainBatch, which: ModelRole, entropy: bool, plan: Sequence[MicroBatch]
+    ) -> dict[str, Tensor]:
+        with self._working().at_work(*self._model(which)) as model:
+            return updates.token_outputs(model, batch, plan, entropy)
+
+    def _backward(
+        self,
+        batch: TrainBatch,
+        objective: BatchObjective,
+        which: TrainedRole,
+        plan: Sequence[MicroBatch],
+        scope: LossScope,
+    ) -> updates.Share:
+        with self._working().at_work(*self._model(which)) as model:
+            return updates.backward(model, batch, objective, plan, scope)
+
+    def _backward_from(
+        self,
+        batch: TrainBatch,
+        gradient: dict[str, Tensor],
+        which: TrainedRole,
+        plan: Sequence[MicroBatch],
+    ) -> None:
+        with self._working().at_work(*self._model(which)) as model:
+            updates.backward_from(model, batch, gradient, plan)
+
+    def _working(self) -> Placement:
+        if self._placement is None:
+            raise RuntimeError("The engine is not prepared: call prepare() first.")
+        return self._placement
+
+    def _model(self, which: ModelRole) -> tuple[PackedModel, bool]:
+        """A model, and whether it is offloaded while not used."""
+        settings = self._settings
         if which == "ref":
             if self._reference is None:
-                self._reference = self._load_policy()
-                self._reference.model.requires_grad_(False)
-            return self._reference
-        if self._actor is None:
-            raise RuntimeError("The engine is not prepared: call prepare() first.")
-        return self._actor
-
-    def _trained(self) -> MasterOptimizer:
-        if self._optimizer is None:
-            raise RuntimeError("The engine is not prepared: call prepare() first.")
-        return self._optimizer
-
-    def _state(self, hf: bool) -> ModelState:
-        settings = self._settings
-        model = self._policy("actor").model
-        return ModelState.copy_of(
-            model, self._trained(), settings.model_path, settings.chat_template, hf
+                self._reference = self._working().reference()
+            return self._reference, settings.reference_offload
+        critic = settings.critic
+        is_offloaded = (
+            critic is not None and critic.param_offload
+            if which == "critic"
+            else settings.param_offload
         )
+        return self._trained(which).packed, is_offloaded
+
+    def _trained(self, which: TrainedRole) -> TrainedModel:
+        self._working()
+        if which not in self._models:
+            raise ValueError(f"This engine has no {which}: there is none in its settings.")
+        return self._models[which]
+
+    def _states(self, hf: bool) -> dict[str, ModelState]:
+        return {
+            role: ModelState.copy_of(model.optimizer, self._hf_folder(role, model, hf))
+            for role, model in self._models.items()
+        }
+
+    def _hf_folder(self, role: TrainedRole, model: TrainedModel, hf: bool) -> HuggingFaceFolder:
+        weights = None
+        if hf and role == "actor":
+            weights = {name: w.clone() for name, w in model.optimizer.weights.export()}
+        template = self._settings.chat_template
+        return HuggingFaceFolder(model.packed.model, model.source, template, weights)
 
     def _load(self, path: Path, weights_only: bool) -> None:
-        load_state(self._policy("actor").model, self._trained(), path / "actor", weights_only)
+        for role, model in self._models.items():
+            load_state(model.optimizer, path / role, weights_only)

@@ -24,18 +24,35 @@ class MicroBatchRule:
     max_rows: int | None = None
 
 
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that go through the model together.
+
+    Args:
+        rows: Rows of the batch; none: this rank only takes part in what all ranks do together.
+        is_idle: They most likely have no gradient.
+    """
+
+    rows: list[int]
+    is_idle: bool = False
+
+
 def plan_micro_batches(
-    batch: TrainBatch, rule: MicroBatchRule, idle: Tensor, shares_prefixes: bool = True
-) -> list[list[int]]:
-    """Rows of each micro-batch. Rows without a trained token are in none.
+    batch: TrainBatch,
+    rule: MicroBatchRule,
+    idle: Tensor | None = None,
+    shares_prefixes: bool = True,
+) -> list[MicroBatch]:
+    """Micro-batches of all rows that have a trained token.
 
     Rows of a group stay side by side, so that their prompt is computed once; rows marked ``idle``
-    come last, together, so that their micro-batches can do without a backward pass.
+    ([B]) come last, together, so that their micro-batches can do without a backward pass.
     """
+    is_idle = [False] * len(batch) if idle is None else idle.tolist()
     trained = batch["action_mask"].any(dim=1).tolist()
     units = [[r for r in unit if trained[r]] for unit in batch.units()]
     group, prompt = batch["group_id"].tolist(), batch["prompt_length"].tolist()
-    length, is_idle = batch.lengths.tolist(), idle.tolist()
+    length = batch.lengths.tolist()
     order = sorted(
         (unit for unit in units if unit), key=lambda unit: (is_idle[unit[0]], group[unit[0]], unit)
     )
@@ -58,7 +75,7 @@ def plan_micro_batches(
         else:
             blocks.append(list(unit))
             tokens = whole
-    return blocks
+    return [MicroBatch(rows, is_idle[rows[0]]) for rows in blocks]
 
 
 class MetricMeans:

@@ -8,6 +8,29 @@ from trinity.trainer.backends.torch.optimizer import OptimizerSettings
 
 
 @dataclass(frozen=True)
+class CriticSettings:
+    """The value model, trained beside the actor.
+
+    Args:
+        model_path: A model with a value head, or a language model that is given one.
+        optimizer: Its own.
+        micro_batches: Size of a micro-batch with gradient.
+        forward_micro_batches: Size of one without; None: the same.
+        gradient_checkpointing: Compute activations again in the backward pass.
+        param_offload: Keep its weights in CPU memory while they are not used.
+        optimizer_offload: Keep its masters and moments in CPU memory.
+    """
+
+    model_path: str
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    micro_batches: MicroBatchRule = field(default_factory=MicroBatchRule)
+    forward_micro_batches: MicroBatchRule | None = None
+    gradient_checkpointing: bool = False
+    param_offload: bool = False
+    optimizer_offload: bool = False
+
+
+@dataclass(frozen=True)
 class TorchEngineSettings:
     """Models, optimizers and how to compute.
 
@@ -17,14 +40,21 @@ class TorchEngineSettings:
         seed: Of random weights, where the folder has none, and of the engine's random numbers.
         temperature: Of the distribution that samples come from; logprobs are taken there.
         optimizer: The actor's.
-        micro_batches: Size of a micro-batch.
+        micro_batches: Size of a micro-batch with gradient.
+        forward_micro_batches: Size of one without; None: the same.
+        reference_micro_batches: Size of one of the reference model; None: as ``forward_...``.
         shares_prefixes: Compute what the rows of a group begin with alike once.
         gradient_checkpointing: Compute activations again in the backward pass: less memory.
+        param_offload: Keep weights in CPU memory while they are not used.
+        reference_offload: The same for the reference model.
+        optimizer_offload: Keep masters and moments in CPU memory, and step there.
+        critic: The value model; None for none.
         device: Where models are.
         trust_remote_code: Run code that comes with the model.
         config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
         chat_template: Written into saved models in place of the tokenizer's own; None keeps that.
         num_threads: Cores to compute on; None: as PyTorch finds.
+        log_name: Whose log the engine writes to.
     """
 
     model_path: str
@@ -33,10 +63,27 @@ class TorchEngineSettings:
     temperature: float = 1.0
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     micro_batches: MicroBatchRule = field(default_factory=MicroBatchRule)
+    forward_micro_batches: MicroBatchRule | None = None
+    reference_micro_batches: MicroBatchRule | None = None
     shares_prefixes: bool = True
     gradient_checkpointing: bool = False
+    param_offload: bool = False
+    reference_offload: bool = False
+    optimizer_offload: bool = False
+    critic: CriticSettings | None = None
     device: str = "cpu"
     trust_remote_code: bool = False
     config_overrides: Mapping[str, object] = field(default_factory=dict)
     chat_template: str | None = None
     num_threads: int | None = None
+    log_name: str = "trainer"
+
+    def rule(self, which: str, with_gradient: bool) -> MicroBatchRule:
+        """Size of a micro-batch of a model ("actor", "ref" or "critic")."""
+        if which == "critic" and self.critic is not None:
+            forward = self.critic.forward_micro_batches
+            return self.critic.micro_batches if with_gradient or forward is None else forward
+        if with_gradient:
+            return self.micro_batches
+        own = self.reference_micro_batches if which == "ref" else None
+        return own or self.forward_micro_batches or self.micro_batches

@@ -12,107 +12,114 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from trinity.checkpoint import atomic, huggingface, layout
+from trinity.checkpoint.shards import ShardReader
 from trinity.trainer.backends.torch.optimizer import MasterOptimizer
+from trinity.trainer.backends.torch.weights import Weights
 
 _FORMAT = 1
+Files = Mapping[str, str | bytes]
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """A copy of everything a resume needs of one model, cut off from further training.
+    """A copy of what one rank has to save of one model, cut off from further training.
 
     Args:
-        weights: float32 masters (and buffers) by the names of the model's ``state_dict``.
+        weights: Its part of the float32 weights (and buffers), by the model's own names.
         optimizer: `MasterOptimizer.state_dict`.
         extra: Step and random state.
-        model: Whose config is written; its weights are not read.
-        hf_weights: Weights as the model computes with them, each once; None: not wanted.
-        source: Where the tokenizer comes from.
-        chat_template: Replaces the tokenizer's; None keeps it.
+        rank, world_size: Whose part this is.
+        hf: The Hugging Face folder's content; only rank 0 has one.
     """
 
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, object]
     extra: Mapping[str, object]
-    model: PreTrainedModel
-    hf_weights: Mapping[str, Tensor] | None
-    source: str
-    chat_template: str | None
+    rank: int
+    world_size: int
+    hf: "HuggingFaceFolder | None"
 
     @classmethod
     @torch.no_grad()
     def copy_of(
         cls,
-        model: PreTrainedModel,
         optimizer: MasterOptimizer,
-        source: str,
-        chat_template: str | None,
-        hf: bool,
+        hf: "HuggingFaceFolder | None",
+        rank: int = 0,
+        world_size: int = 1,
     ) -> "ModelState":
-        names = {id(p): name for name, p in model.named_parameters()}
-        copies = {n: m.detach().clone() for n, m in optimizer.masters.items()}
-        weights = {}
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            own = names.get(id(tensor), name)
-            weights[name] = copies[own] if own in copies else tensor.detach().clone()
-        hf_weights = None
-        if hf:
-            hf_weights = {n: p.detach().clone() for n, p in model.named_parameters()}
         extra = {
             "format": _FORMAT,
             "num_steps": optimizer.num_steps,
             "rng": {"cpu": torch.get_rng_state()},
         }
-        moments = _clone(optimizer.state_dict())
-        return cls(weights, moments, extra, model, hf_weights, source, chat_template)  # type: ignore[arg-type]  # a dict
+        weights: Mapping[str, Tensor] = _copy(optimizer.weights.state_dict())  # type: ignore[assignment]  # a dict
+        moments: Mapping[str, object] = _copy(optimizer.state_dict())  # type: ignore[assignment]  # a dict
+        return cls(weights, moments, extra, rank, world_size, hf)
 
     def write(self, folder: Path) -> None:
-        """Write all files of ``.../actor`` (one rank of one)."""
-        folder.mkdir(parents=True)
-        torch.save(dict(self.weights), folder / layout.shard_name("model", 1, 0))
-        torch.save(dict(self.optimizer), folder / layout.shard_name("optim", 1, 0))
-        torch.save(dict(self.extra), folder / layout.shard_name("extra_state", 1, 0))
-        (folder / layout.FSDP_CONFIG).write_text(
-            json.dumps({"FSDP_version": 2, "world_size": 1}, indent=4)
-        )
-        self._write_hf(folder / layout.HUGGING_FACE)
+        """Write this rank's files of a model folder, ``.../actor``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind, content in (
+            ("model", self.weights),
+            ("optim", self.optimizer),
+            ("extra_state", self.extra),
+        ):
+            torch.save(dict(content), folder / layout.shard_name(kind, self.world_size, self.rank))
+        if self.hf is not None:
+            layout_facts = {"FSDP_version": 2, "world_size": self.world_size}
+            (folder / layout.FSDP_CONFIG).write_text(json.dumps(layout_facts, indent=4))
+            self.hf.write(folder / layout.HUGGING_FACE)
 
-    def _write_hf(self, folder: Path) -> None:
+
+@dataclass(frozen=True)
+class HuggingFaceFolder:
+    """Config and tokenizer of a model, and if wanted its weights.
+
+    Args:
+        model: Whose config is written; its weights are not read.
+        source: Where the tokenizer comes from.
+        chat_template: Replaces the tokenizer's; None keeps it.
+        weights: Weights as the model computes with them, each once; None: not wanted.
+    """
+
+    model: PreTrainedModel
+    source: str
+    chat_template: str | None
+    weights: Mapping[str, Tensor] | None
+
+    def write(self, folder: Path) -> None:
+        """Write all files."""
         if Path(self.source).is_dir():
             huggingface.copy_companions(Path(self.source), folder)
         else:
             AutoTokenizer.from_pretrained(self.source).save_pretrained(folder)
             if self.model.generation_config is not None:
                 self.model.generation_config.save_pretrained(folder)
-        self.model.config.save_pretrained(folder)
+        config = self.model.config
+        config.architectures = [type(self.model).__name__]
+        config.save_pretrained(folder)
         if self.chat_template is not None:
             (folder / "chat_template.jinja").write_text(self.chat_template)
-        if self.hf_weights is not None:
-            huggingface.save_weights(self.hf_weights.items(), folder)
+        if self.weights is not None:
+            huggingface.save_weights(self.weights.items(), folder)
 
 
-def load_state(
-    model: PreTrainedModel, optimizer: MasterOptimizer, folder: Path, weights_only: bool
-) -> None:
+def load_state(optimizer: MasterOptimizer, folder: Path, weights_only: bool) -> None:
     """Take up weights, and unless ``weights_only`` optimizer, step and random state.
+
+    The checkpoint may come from any number of ranks.
 
     Raises:
         ValueError: The checkpoint is of another architecture.
     """
-    weights = _read(folder, "model")
-    parameters = dict(model.named_parameters())
-    _check_same(parameters, weights, folder)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
-            if name in optimizer.masters:
-                optimizer.masters[name].copy_(weights[name])
-        for name, buffer in model.named_buffers():
-            if name in weights:
-                buffer.copy_(weights[name])
+    reader = ShardReader(folder)
+    _check_same(optimizer.weights, reader, folder)
+    optimizer.weights.load(reader.weight)
     if not weights_only:
-        extra = _read(folder, "extra_state")
-        optimizer.load_state_dict(_read(folder, "optim"), int(extra["num_steps"]))  # type: ignore[call-overload]  # an int
+        extra = reader.extra()
+        moments = {name: reader.moments(name) for name in reader.moment_names()}
+        optimizer.load_state_dict(moments, int(extra["num_steps"]))  # type: ignore[call-overload]  # an int
         torch.set_rng_state(extra["rng"]["cpu"])  # type: ignore[index]  # by copy_of
 
 
@@ -123,53 +130,70 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._job: Future[None] | None = None
 
-    def begin(
-        self, folder: Path, models: Mapping[str, ModelState], files: Mapping[str, str | bytes]
-    ) -> None:
+    def begin(self, folder: Path, models: Mapping[str, ModelState], files: Files) -> None:
         """Start to write ``folder``; call `wait` before the next one."""
         self._job = self._thread.submit(_write_checkpoint, folder, models, files)
 
+    def begin_part(self, aside: Path, models: Mapping[str, ModelState]) -> None:
+        """Start to write this rank's part into a folder that somebody else puts in place."""
+        self._job = self._thread.submit(_write_models, aside, models)
+
     async def wait(self) -> None:
+        """Wait until all is written."""
         job, self._job = self._job, None
         if job is not None:
             await asyncio.wrap_future(job)
 
 
-def _write_checkpoint(
-    folder: Path, models: Mapping[str, ModelState], files: Mapping[str, str | bytes]
-) -> None:
+def _write_checkpoint(folder: Path, models: Mapping[str, ModelState], files: Files) -> None:
     with atomic.writing_folder(folder) as aside:
-        for name, state in models.items():
-            state.write(aside / name)
-        for name, text in files.items():
-            (aside / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        _write_models(aside, models)
+        write_files(aside, files)
 
 
-def _read(folder: Path, kind: str) -> dict[str, Tensor]:
-    path = folder / layout.shard_name(kind, 1, 0)
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+def _write_models(folder: Path, models: Mapping[str, ModelState]) -> None:
+    for name, state in models.items():
+        state.write(folder / name)
 
 
-def _check_same(
-    parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor], folder: Path
-) -> None:
-    missing = sorted(set(parameters) - set(weights))
+def write_files(folder: Path, files: Files) -> None:
+    """Write small files by name."""
+    for name, content in files.items():
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _check_same(weights: Weights, reader: ShardReader, folder: Path) -> None:
+    shapes = {name: tuple(p.shape) for name, p in weights.model.named_parameters()}
+    saved = reader.shapes()
+    missing = sorted(set(shapes) - set(saved))
     if missing:
         raise ValueError(
             f"{folder} is of another architecture: it has no {missing[0]} "
-            f"({len(missing)} of {len(parameters)} parameters are missing)."
+            f"({len(missing)} of {len(shapes)} parameters are missing)."
         )
-    for name, parameter in parameters.items():
-        if parameter.shape != weights[name].shape:
+    for name, shape in shapes.items():
+        if shape != saved[name]:
             raise ValueError(
-                f"{folder} is of another architecture: {name} is {tuple(weights[name].shape)} "
-                f"there, and {tuple(parameter.shape)} in the model."
+                f"{folder} is of another architecture: {name} is {saved[name]} there, and "
+                f"{shape} in the model."
             )
 
 
-def _clone(value: object) -> object:
+def _copy_once(value: object, copies: dict[object, object]) -> object:
+    """A copy, or the copy of a tensor that shares its memory (tied weights)."""
+    local = getattr(value, "_local_tensor", value)
+    if not isinstance(local, Tensor) or not local.numel():
+        return _copy(value)
+    key = (local.data_ptr(), local.shape)
+    if key not in copies:
+        copies[key] = _copy(value)
+    return copies[key]
+
+
+def _copy(value: object) -> object:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _clone(entry) for key, entry in value.items()}
-    return [_clone(entry) for entry in value] if isinstance(value, list) else value
+        copies: dict[object, object] = {}
+        return {key: _copy_once(entry, copies) for key, entry in value.items()}
+    return [_copy(entry) for entry in value] if isinstance(value, list) else value

@@ -1,23 +1,38 @@
-"""Gradients of an objective over a whole optimizer batch, micro-batch by micro-batch."""
+"""Gradients of an objective over an optimizer batch, micro-batch by micro-batch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope, loss_scope
-from trinity.trainer.backends.torch.microbatch import (
-    MetricMeans,
-    MicroBatchRule,
-    plan_micro_batches,
-)
-from trinity.trainer.backends.torch.packing import PackedRows, pack_rows
-from trinity.trainer.backends.torch.policy import Policy, TokenOutputs
+from trinity.trainer.backends.torch.microbatch import MetricMeans, MicroBatch
+from trinity.trainer.backends.torch.packed_model import PackedModel, TokenOutputs
+from trinity.trainer.backends.torch.packing import PackedRows
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.loss import Objective
+from trinity.trainer.loss import BatchObjective
 
 Outputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a part of an optimizer batch contributes: its share of the loss, and metric means."""
+
+    loss: float
+    metrics: Mapping[str, float]
+    num_tokens: int
+
+    @staticmethod
+    def total(shares: Sequence["Share"], loss_name: str) -> dict[str, float]:
+        """Metrics of the whole batch, and its loss under ``loss_name``."""
+        means = MetricMeans()
+        for share in shares:
+            if share.num_tokens:
+                means.add(share.metrics, share.num_tokens)
+        return {**means.result(), loss_name: math.fsum(share.loss for share in shares)}
 
 
 def scope_of(batch: TrainBatch) -> LossScope:
@@ -26,55 +41,94 @@ def scope_of(batch: TrainBatch) -> LossScope:
     return LossScope.of(columns["action_mask"], columns.get("expert_mask"), columns.get("pair_id"))
 
 
-def backward(
-    policy: Policy, batch: TrainBatch, objective: Objective, rule: MicroBatchRule, scope: LossScope
-) -> dict[str, float]:
-    """Add the gradient of ``objective`` to the model's parameters; metrics of the batch."""
-    if objective.adds_up(batch):
-        return _backward_by_shares(policy, batch, objective, rule, scope)
-    return _backward_in_two_passes(policy, batch, objective, rule, scope)
-
-
 @torch.no_grad()
 def token_outputs(
-    policy: Policy, batch: TrainBatch, rule: MicroBatchRule, entropy: bool = False
+    model: PackedModel, batch: TrainBatch, plan: Sequence[MicroBatch], entropy: bool = False
 ) -> Outputs:
-    """`Policy.token_outputs` of all rows, [B, T], without gradient."""
+    """`PackedModel.token_outputs` of all rows, [B, T], without gradient."""
     width = batch["action_mask"].shape[1]
     found: Outputs = {}
-    idle = torch.zeros(len(batch), dtype=torch.bool)
-    for rows in plan_micro_batches(batch, rule, idle, policy.shares_prefixes):
-        micro = batch.select(rows)
-        for name, part in policy.token_outputs(micro, entropy).by_row(micro).items():
-            whole = found.setdefault(name, part.new_zeros(len(batch), width))
-            whole[rows, : part.shape[1]] = part
+    for micro in plan:
+        if not micro.rows:
+            model.hidden(model.pack(_any_row(batch)))
+            continue
+        part = batch.select(micro.rows)
+        for name, values in model.token_outputs(part, entropy).by_row(part).items():
+            whole = found.setdefault(name, values.new_zeros(len(batch), width))
+            whole[micro.rows, : values.shape[1]] = values
     return found
 
 
-def _backward_by_shares(
-    policy: Policy, batch: TrainBatch, objective: Objective, rule: MicroBatchRule, scope: LossScope
-) -> dict[str, float]:
+def backward(
+    model: PackedModel,
+    batch: TrainBatch,
+    objective: BatchObjective,
+    plan: Sequence[MicroBatch],
+    scope: LossScope,
+) -> Share:
+    """Add the gradient of an objective whose shares add up to the model's parameters."""
     means, losses = MetricMeans(), [0.0]
-    idle = objective.idle_rows(batch)
-    for rows in plan_micro_batches(batch, rule, idle, policy.shares_prefixes):
-        micro = batch.select(rows)
-        packed = pack_rows(micro, policy.shares_prefixes)
-        is_idle = bool(idle[rows[0]])
-        with torch.set_grad_enabled(not is_idle):
-            hidden = policy.hidden(packed)
-        grad = _head_backward(policy, hidden, packed, micro, objective, scope, means, losses)
-        if grad is not None:
-            hidden = policy.hidden(packed) if is_idle else hidden
-            hidden.backward(grad)
-    return {**means.result(), "actor/final_loss": math.fsum(losses)}
+    for micro in plan:
+        if not micro.rows:
+            _take_part(model, batch, micro)
+            continue
+        part = batch.select(micro.rows)
+        packed = model.pack(part)
+        with torch.set_grad_enabled(not micro.is_idle):
+            hidden = model.hidden(packed)
+        grad = _head_backward(model, hidden, packed, part, objective, scope, means, losses)
+        if model.any_rank(grad is not None):
+            hidden = model.hidden(packed) if micro.is_idle else hidden
+            model.before_backward()
+            hidden.backward(torch.zeros_like(hidden) if grad is None else grad)
+    return Share(math.fsum(losses), means.result(), batch.num_trained_tokens)
+
+
+def backward_from(
+    model: PackedModel,
+    batch: TrainBatch,
+    gradient: Mapping[str, Tensor],
+    plan: Sequence[MicroBatch],
+) -> None:
+    """Add to the model's parameters the gradient that follows from that at its outputs ([B, T])."""
+    for micro in plan:
+        if not micro.rows:
+            _take_part(model, batch, micro)
+            continue
+        part = batch.select(micro.rows)
+        width = part["action_mask"].shape[1]
+        packed = model.pack(part)
+        hidden = model.hidden(packed)
+        leaf = hidden.detach().requires_grad_()
+        outputs = model.outputs(leaf, packed.trained, part, "entropy" in gradient)
+        _backpropagate(outputs, {n: values[micro.rows, :width] for n, values in gradient.items()})
+        model.before_backward()
+        hidden.backward(leaf.grad)
+
+
+def gradient_at_outputs(
+    outputs: Outputs, batch: TrainBatch, objective: BatchObjective, scope: LossScope
+) -> tuple[Outputs, Share]:
+    """Gradient of the loss at the outputs ([B, T]), and the loss with its metrics."""
+    leaves = {name: value.detach().requires_grad_() for name, value in outputs.items()}
+    with torch.enable_grad(), loss_scope(scope):
+        loss, metrics = objective(leaves, batch)
+    if loss.requires_grad:
+        loss.backward()
+    gradient = {
+        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for name, leaf in leaves.items()
+    }
+    plain = {name: float(value) for name, value in metrics.items()}
+    return gradient, Share(float(loss.detach()), plain, batch.num_trained_tokens)
 
 
 def _head_backward(
-    policy: Policy,
+    model: PackedModel,
     hidden: Tensor,
     packed: PackedRows,
     batch: TrainBatch,
-    objective: Objective,
+    objective: BatchObjective,
     scope: LossScope,
     means: MetricMeans,
     losses: list[float],
@@ -85,15 +139,15 @@ def _head_backward(
     """
     grad = torch.zeros_like(hidden)
     has_gradient = False
-    for chunk in policy.head_chunks(batch):
+    for chunk in model.chunks(batch):
         leaf = hidden[chunk.tokens].detach().requires_grad_()
         part = batch.select(chunk.rows)
         trained = packed.trained.part(chunk.tokens, chunk.rows)
         with torch.enable_grad():
-            outputs = policy.head(leaf, trained, part, objective.needs_entropy)
-        gradient, loss, metrics = _gradient(outputs.by_row(part), part, objective, scope)
-        losses.append(loss)
-        means.add(metrics, part.num_trained_tokens)
+            outputs = model.outputs(leaf, trained, part, objective.needs_entropy)
+        gradient, share = gradient_at_outputs(outputs.by_row(part), part, objective, scope)
+        losses.append(share.loss)
+        means.add(share.metrics, share.num_tokens)
         if any(bool(g.any()) for g in gradient.values()):
             has_gradient = True
             _backpropagate(outputs, gradient)
@@ -102,38 +156,24 @@ def _head_backward(
     return grad if has_gradient else None
 
 
-def _backward_in_two_passes(
-    policy: Policy, batch: TrainBatch, objective: Objective, rule: MicroBatchRule, scope: LossScope
-) -> dict[str, float]:
-    """For a loss that is no sum over rows: its gradient at all outputs first, then the model's."""
-    whole = token_outputs(policy, batch, rule, objective.needs_entropy)
-    gradient, loss, metrics = _gradient(whole, batch, objective, scope)
-    idle = ~torch.stack([g.any(dim=1) for g in gradient.values()]).any(dim=0)
-    for rows in plan_micro_batches(batch, rule, idle, policy.shares_prefixes):
-        if not idle[rows[0]]:
-            micro = batch.select(rows)
-            width = micro["action_mask"].shape[1]
-            outputs = policy.token_outputs(micro, objective.needs_entropy)
-            _backpropagate(outputs, {n: g[rows, :width] for n, g in gradient.items()})
-    return {**{name: float(m) for name, m in metrics.items()}, "actor/final_loss": loss}
-
-
-def _gradient(
-    outputs: Outputs, batch: TrainBatch, objective: Objective, scope: LossScope
-) -> tuple[Outputs, float, dict[str, Tensor]]:
-    """Gradient of the loss at the outputs ([B, T]), the loss, and its metrics."""
-    leaves = {name: value.detach().requires_grad_() for name, value in outputs.items()}
-    with torch.enable_grad(), loss_scope(scope):
-        loss, metrics = objective(leaves, batch)
-    if loss.requires_grad:
-        loss.backward()
-    zero = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    gradient = {n: zero[n] if leaf.grad is None else leaf.grad for n, leaf in leaves.items()}
-    return gradient, float(loss.detach()), metrics
-
-
 def _backpropagate(outputs: TokenOutputs, gradient: Mapping[str, Tensor]) -> None:
     row, column = outputs.trained.row, outputs.trained.column
-    values = [value for value in outputs.values.values() if value.requires_grad]
     names = [name for name, value in outputs.values.items() if value.requires_grad]
+    values = [outputs.values[name] for name in names]
     torch.autograd.backward(values, [gradient[name][row, column] for name in names])
+
+
+def _any_row(batch: TrainBatch) -> TrainBatch:
+    """A batch of one row, for a pass whose result nobody needs."""
+    return batch.select([int(batch["action_mask"].any(dim=1).nonzero()[0])])
+
+
+def _take_part(model: PackedModel, batch: TrainBatch, micro: MicroBatch) -> None:
+    """Do what the other ranks do in this micro-batch, on any row and with a gradient of 0."""
+    packed = model.pack(_any_row(batch))
+    with torch.set_grad_enabled(not micro.is_idle):
+        hidden = model.hidden(packed)
+    if model.any_rank(False):
+        hidden = model.hidden(packed) if micro.is_idle else hidden
+        model.before_backward()
+        hidden.backward(torch.zeros_like(hidden))

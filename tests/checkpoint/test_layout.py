@@ -1,0 +1,105 @@
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from trinity.checkpoint import atomic, layout
+
+
+def saved(job, step: int, content: str = "x"):
+    folder = layout.step_folder(job, step)
+    with atomic.writing_folder(folder) as aside:
+        (aside / "actor").mkdir()
+        (aside / "actor" / "weights").write_text(content)
+    return folder
+
+
+def test_a_folder_appears_whole_and_is_replaced_whole(tmp_path):
+    folder = saved(tmp_path, 1, "old")
+    saved(tmp_path, 1, "new")
+    assert (folder / "actor" / "weights").read_text() == "new"
+    assert layout.faults_of(folder) == []
+    with pytest.raises(RuntimeError), atomic.writing_folder(folder) as aside:
+        (aside / "half").write_text("")
+        raise RuntimeError
+    assert (folder / "actor" / "weights").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step_1"]
+
+
+def test_the_newest_whole_checkpoint_is_found_and_torn_ones_are_named(tmp_path):
+    for step in (9, 10, 11, 12):
+        saved(tmp_path, step)
+    (tmp_path / "global_step_12" / "actor" / "weights").write_text("cut")
+    (tmp_path / "global_step_11" / "actor" / "weights").unlink()
+    (tmp_path / ".global_step_13.saving").mkdir()
+    found = layout.find_latest(tmp_path)
+    assert found.folder == tmp_path / "global_step_10"
+    assert set(found.torn) == {".global_step_13.saving", "global_step_12", "global_step_11"}
+    assert "has 3 of 1 bytes" in found.torn["global_step_12"]
+    assert layout.drop_torn(tmp_path) == [".global_step_13.saving"]
+
+
+def test_no_checkpoint_at_all(tmp_path):
+    assert layout.find_latest(tmp_path) == layout.Found(None, {})
+
+
+def test_folders_of_verl_need_all_ranks(tmp_path):
+    actor = tmp_path / "global_step_3" / "actor"
+    actor.mkdir(parents=True)
+    torch.save({}, actor / layout.shard_name("model", 2, 0))
+    assert "rank [1] are missing" in layout.find_latest(tmp_path).torn["global_step_3"]
+    torch.save({}, actor / layout.shard_name("model", 2, 1))
+    assert layout.find_latest(tmp_path).folder == tmp_path / "global_step_3"
+
+
+def test_retention_counts_whole_checkpoints(tmp_path):
+    for step in range(1, 6):
+        saved(tmp_path, step)
+    (tmp_path / "global_step_5" / "actor" / "weights").unlink()
+    removed = layout.drop_old(tmp_path, keep=2)
+    assert [path.name for path in removed] == ["global_step_1", "global_step_2"]
+    assert layout.drop_old(tmp_path, keep=0) == []
+    assert [path.name for path in layout.checkpoints(tmp_path)] == [
+        f"global_step_{n}" for n in (3, 4, 5)
+    ]
+
+
+def test_pointers_and_metas(tmp_path):
+    assert layout.read_latest(tmp_path) is None
+    layout.write_latest(tmp_path, 7)
+    assert layout.read_latest(tmp_path) == 7
+    assert layout.read_meta(tmp_path, "trainer") == {}
+    layout.write_meta(tmp_path, "trainer", {"latest_iteration": 7})
+    assert layout.read_meta(tmp_path, "trainer") == {"latest_iteration": 7}
+    (tmp_path / "trainer_meta.json").write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        layout.read_meta(tmp_path, "trainer")
+
+
+_SAVER = """
+import sys, time
+from pathlib import Path
+from trinity.checkpoint import atomic, layout
+with atomic.writing_folder(layout.step_folder(Path(sys.argv[1]), 2)) as aside:
+    (aside / "weights").write_bytes(b"0" * 1000)
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
+    saved(tmp_path, 1)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SAVER, str(tmp_path)], stdout=subprocess.PIPE, env=dict(os.environ)
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.1)
+    process.kill()
+    process.wait()
+    found = layout.find_latest(tmp_path)
+    assert found.folder == tmp_path / "global_step_1"
+    assert list(found.torn) == [".global_step_2.saving"]

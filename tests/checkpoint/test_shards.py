@@ -1,0 +1,32 @@
+import pytest
+import torch
+
+from trinity.checkpoint import layout
+from trinity.checkpoint.shards import ShardReader
+from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
+
+
+def test_one_rank_saves_plain_tensors(tmp_path):
+    weight = torch.arange(6.0).view(2, 3)
+    torch.save({"w": weight, "tied": weight}, tmp_path / layout.shard_name("model", 1, 0))
+    found = load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
+    assert torch.equal(found["w"], weight)
+    assert found["w"].data_ptr() == found["tied"].data_ptr()
+
+
+def test_no_shards_and_missing_ranks_are_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no model_world_size"):
+        load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
+    torch.save({}, tmp_path / layout.shard_name("model", 3, 1))
+    with pytest.raises(FileNotFoundError, match=r"3 ranks, but those of rank \[0, 2\]"):
+        load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (print, ("run",))
+
+    torch.save({"w": Evil()}, tmp_path / layout.shard_name("model", 1, 0))
+    with pytest.raises(ValueError, match="can't be read as tensors"):
+        ShardReader(tmp_path).weights()

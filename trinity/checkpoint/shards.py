@@ -1,0 +1,107 @@
+"""Read the shards that ranks saved, put together tensor by tensor: ours and veRL's (FSDP).
+
+A file of a rank holds plain tensors (one rank) or DTensors, which know how they are cut.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from trinity.checkpoint import layout
+
+
+class ShardReader:
+    """The shards of one model folder (``.../actor``). Files are mapped, not read as a whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.world_size = layout.world_size_of(self.folder)
+        self._files: dict[str, list[Any]] = {}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every whole weight."""
+        return {name: tuple(tensor.shape) for name, tensor in self._parts("model")[0].items()}
+
+    def weight(self, name: str) -> Tensor:
+        """A whole weight by its name."""
+        return merge([part[name] for part in self._parts("model")])
+
+    def weights(self) -> dict[str, Tensor]:
+        """All whole weights; those that share memory still do if one rank saved them."""
+        return {name: self.weight(name) for name in self.shapes()}
+
+    def moment_names(self) -> list[str]:
+        """Parameters that the optimizer has moments of."""
+        first = self._parts("optim")[0]
+        return [self._name(first, index) for index in first["state"]]
+
+    def moments(self, name: str) -> dict[str, Tensor]:
+        """Whole moments (``exp_avg`` ...) of a parameter."""
+        found: dict[str, list[Tensor]] = {}
+        for part in self._parts("optim"):
+            index = next(i for i in part["state"] if self._name(part, i) == name)
+            for key, value in part["state"][index].items():
+                found.setdefault(key, []).append(torch.as_tensor(value))
+        return {key: merge(values) for key, values in found.items()}
+
+    def extra(self) -> dict[str, object]:
+        """Step and random state, as rank 0 saved them."""
+        found: dict[str, object] = self._parts("extra_state")[0]
+        return found
+
+    def _name(self, optimizer: Mapping[str, Any], index: int | str) -> str:
+        """Name of a parameter that the optimizer's state counts."""
+        if isinstance(index, str):
+            return index
+        names = optimizer["param_groups"][0].get("param_names")
+        if names:
+            return str(names[index])
+        return list(self.shapes())[index]
+
+    def _parts(self, kind: str) -> list[Any]:
+        if kind not in self._files:
+            names = [layout.shard_name(kind, self.world_size, r) for r in range(self.world_size)]
+            self._files[kind] = [_load(self.folder / name) for name in names]
+        return self._files[kind]
+
+
+def merge(parts: list[Tensor]) -> Tensor:
+    """One tensor from the parts of all ranks, on the CPU, in the dtype it was saved in."""
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        return first.detach()
+    if len(parts) == 1:
+        return first._local_tensor.detach()
+    [*_, placement] = first.placements
+    locals_ = [part._local_tensor.detach() for part in parts if isinstance(part, DTensor)]
+    if not isinstance(placement, Shard):
+        return locals_[0]
+    if len(first.placements) > 1 and not isinstance(first.placements[0], Shard):
+        locals_ = locals_[: first.device_mesh.size(-1)]
+    whole = torch.cat(locals_, dim=placement.dim)
+    if whole.shape != first.shape:
+        raise ValueError(
+            f"Shards of {len(parts)} ranks make {tuple(whole.shape)}, but the tensor is "
+            f"{tuple(first.shape)}: a placement of {first.placements} can't be put together."
+        )
+    return whole
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: the checkpoint is not complete.")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise ValueError(f"{path} can't be read as tensors: {error}") from error
+
+
+def load_full_state_dict(
+    folder: Path, rename: Callable[[str], str] = lambda name: name
+) -> dict[str, Tensor]:
+    """All whole weights of a model folder, under names changed by ``rename``."""
+    return {rename(name): tensor for name, tensor in ShardReader(folder).weights().items()}

@@ -1,0 +1,148 @@
+"""`PackedModel`: a transformer run over packed rows, and what it says of their trained tokens."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from trinity.trainer.backends.torch import attention
+from trinity.trainer.backends.torch.packing import PackedRows, TrainedTokens, pack_rows
+from trinity.trainer.batch import TrainBatch
+
+if TYPE_CHECKING:
+    from trinity.trainer.backends.torch.sharding import Ranks
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """What a model says of the trained tokens of a micro-batch; tensors [M]."""
+
+    trained: TrainedTokens
+    values: Mapping[str, Tensor]
+
+    def by_row(self, batch: TrainBatch) -> dict[str, Tensor]:
+        """The same as [B, T], 0 where masked."""
+        return {name: self.trained.scatter(value, batch) for name, value in self.values.items()}
+
+
+@dataclass(frozen=True)
+class HeadChunk:
+    """Rows of a micro-batch whose outputs are computed together, and their tokens' place in [M]."""
+
+    rows: list[int]
+    tokens: slice
+
+
+class Backbone(nn.Module):
+    """A model without its output layer, as one module: what is sharded as a whole.
+
+    Args:
+        model: The whole model; its parameters are this module's.
+        decoder: The part of it that gives hidden states.
+    """
+
+    def __init__(self, model: PreTrainedModel, decoder: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._decoder = [decoder]
+
+    def forward(self, packed: PackedRows, plan: attention.AttentionPlan) -> Tensor:
+        """[N, D] last hidden states of a packed row."""
+        outputs = self._decoder[0](
+            input_ids=packed.token_ids[None],
+            position_ids=packed.position_ids[None],
+            use_cache=False,
+            attention_plan=plan,
+        )
+        return outputs.last_hidden_state[0]
+
+
+class PackedModel(ABC):
+    """Runs a model over packed rows; what its output layer gives is a subclass's matter.
+
+    Args:
+        model: A model of transformers, on its device.
+        decoder: The part of it that gives hidden states.
+        shares_prefixes: Compute what rows of a group begin with alike once.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, decoder: nn.Module, shares_prefixes: bool = True
+    ) -> None:
+        attention.register()
+        model.set_attn_implementation(attention.IMPLEMENTATION)
+        self.model = model
+        self.shares_prefixes = shares_prefixes
+        self.backbone = Backbone(model, decoder)
+        self.ranks: Ranks | None = None
+
+    @property
+    @abstractmethod
+    def chunk_size(self) -> int:
+        """Tokens whose outputs may be computed together."""
+
+    @abstractmethod
+    def outputs(
+        self, hidden: Tensor, trained: TrainedTokens, batch: TrainBatch, entropy: bool
+    ) -> TokenOutputs:
+        """Outputs of trained tokens from their `hidden`, differentiable."""
+
+    def pack(self, batch: TrainBatch) -> PackedRows:
+        """The rows of ``batch`` as one."""
+        return pack_rows(batch, self.shares_prefixes)
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether ``flag`` holds on some rank."""
+        return flag if self.ranks is None else self.ranks.any(flag)
+
+    def before_backward(self) -> None:
+        """Give what lies outside the layers a gradient on every rank, as summing up demands."""
+        if self.ranks is not None:
+            for parameter in self.backbone.parameters():
+                is_whole = not isinstance(parameter, DTensor)
+                if is_whole and parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+
+    def rest(self) -> None:
+        """Free what a sharded model has put together."""
+        if isinstance(self.backbone, FSDPModule):
+            self.backbone.reshard()
+
+    def hidden(self, packed: PackedRows) -> Tensor:
+        """[M, D] output of the last layer where trained tokens are predicted."""
+        hidden_ND = self.backbone(packed, attention.plan_attention(packed))
+        return hidden_ND.index_select(0, packed.source)
+
+    def token_outputs(self, batch: TrainBatch, entropy: bool = False) -> TokenOutputs:
+        """Outputs of every trained token, differentiable."""
+        packed = self.pack(batch)
+        return self.outputs(self.hidden(packed), packed.trained, batch, entropy)
+
+    def chunks(self, batch: TrainBatch) -> Iterator[HeadChunk]:
+        """The rows of a batch in order, so many at a time as have `chunk_size` trained tokens."""
+        count_B = batch["action_mask"].sum(dim=1).tolist()
+        rows: list[int] = []
+        start = num_tokens = 0
+        for unit in batch.units():
+            added = sum(count_B[row] for row in unit)
+            if rows and num_tokens + added > self.chunk_size:
+                yield HeadChunk(rows, slice(start, start + num_tokens))
+                rows, start, num_tokens = [], start + num_tokens, 0
+            rows = rows + unit
+            num_tokens += added
+        yield HeadChunk(rows, slice(start, start + num_tokens))
+
+
+def check_width(model: PreTrainedModel, weight: torch.Tensor) -> None:
+    """Refuse an output layer that does not fit the model's hidden size."""
+    if weight.shape[-1] != model.config.get_text_config().hidden_size:
+        raise ValueError(
+            f"{type(model).__name__} has an output layer of width {weight.shape[-1]}, but hidden "
+            f"states of width {model.config.get_text_config().hidden_size}: unsupported."
+        )

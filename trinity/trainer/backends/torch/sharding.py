@@ -1,0 +1,180 @@
+"""One model over several ranks: who the ranks are, FSDP2 applied to a model, its weights' parts."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from trinity.trainer.backends.torch.packed_model import Backbone
+from trinity.trainer.backends.torch.weights import Weights
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """Which rank a process is, and how it finds the others.
+
+    Args:
+        rank: Number of this process, from 0.
+        world_size: Number of processes.
+        sequence_parallel: Ranks that share the tokens of the same rows.
+        timeout_s: How long a rank waits for the others.
+    """
+
+    rank: int
+    world_size: int
+    sequence_parallel: int = 1
+    timeout_s: float = 600
+
+
+class Ranks:
+    """The ranks that train one model, seen from one of them."""
+
+    def __init__(self, settings: RankSettings, device: str, address: str) -> None:
+        self.rank = settings.rank
+        self.world_size = settings.world_size
+        self.device = device
+        dist.init_process_group(
+            "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+            init_method=f"tcp://{address}",
+            rank=settings.rank,
+            world_size=settings.world_size,
+            timeout=timedelta(seconds=settings.timeout_s),
+        )
+        self.mesh: DeviceMesh = init_device_mesh(device, (settings.world_size,))
+
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` holds on some rank."""
+        found = torch.tensor([float(flag)], device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
+
+    def total(self, value: Tensor) -> Tensor:
+        """Sum over the ranks."""
+        whole = value.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    def close(self) -> None:
+        """Leave the others."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def shard(
+    backbone: Backbone, dtype: torch.dtype, ranks: Ranks, offloads_parameters: bool = False
+) -> None:
+    """Cut a float32 model into the parts of the ranks, layer by layer.
+
+    It computes in ``dtype`` and adds gradients up in float32. What is in no layer (embeddings, the
+    output layer) stays whole from a forward pass until `FSDPModule.reshard`.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy() if offloads_parameters and ranks.device != "cpu" else None
+    cut = partial(
+        fully_shard, mesh=ranks.mesh, mp_policy=policy, offload_policy=offload or OffloadPolicy()
+    )
+    for layer in _layers(backbone.model):
+        cut(layer)
+    cut(backbone, reshard_after_forward=False)
+    for module in backbone.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _layers(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """The repeated blocks of a model, by the names the model itself gives."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    for module in model.modules():
+        if type(module).__name__ in names:
+            yield module
+
+
+class ShardedWeights(Weights):
+    """`Weights` of a sharded model: masters are this rank's parts, and the model's own."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, ranks: Ranks) -> None:
+        self.model = model
+        self.dtype = dtype
+        self._ranks = ranks
+        self._sharded: dict[str, DTensor] = {
+            name: p
+            for name, p in model.named_parameters()
+            if p.requires_grad and isinstance(p, DTensor)
+        }
+        self.masters = {
+            name: nn.Parameter(p._local_tensor.detach()) for name, p in self._sharded.items()
+        }
+
+    def collect(self) -> None:
+        for name, parameter in self._sharded.items():
+            grad = parameter.grad
+            local = grad._local_tensor if isinstance(grad, DTensor) else None
+            master = self.masters[name]
+            master.grad = torch.zeros_like(master) if local is None else local
+
+    def drop_gradients(self) -> None:
+        super().drop_gradients()
+        for parameter in self._sharded.values():
+            parameter.grad = None
+
+    def gradient_norm(self) -> Tensor:
+        norms = torch._foreach_norm([m.grad for m in self.masters.values() if m.grad is not None])
+        return self._ranks.total(torch.stack(norms).square().sum()).sqrt()
+
+    def publish(self) -> None:
+        """Nothing to do: FSDP rounds the weights each time it puts them together."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+
+    @torch.no_grad()
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            yield name, whole.detach().to(self.dtype)
+
+    @torch.no_grad()
+    def load(self, read: Callable[[str], Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            whole = read(name)
+            if isinstance(parameter, DTensor):
+                parameter._local_tensor.copy_(self._part(parameter, whole))
+            else:
+                parameter.copy_(whole)
+
+    def localize(self, name: str, whole: Tensor) -> Tensor:
+        return self._part(self._sharded[name], whole).to(self.masters[name].device, copy=True)
+
+    def globalize(self, name: str, part: Tensor) -> Tensor:
+        like = self._sharded[name]
+        return DTensor.from_local(
+            part,
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
+        )
+
+    def _part(self, parameter: DTensor, whole: Tensor) -> Tensor:
+        [placement] = parameter.placements
+        dim = placement.dim  # type: ignore[attr-defined]  # FSDP shards
+        parts = whole.chunk(self._ranks.world_size, dim=dim)
+        if self._ranks.rank < len(parts):
+            return parts[self._ranks.rank].contiguous()
+        return whole.narrow(dim, 0, 0)
