@@ -173,6 +173,25 @@ async def test_a_reader_alone_goes_back_and_keeps_all_writes(tmp_path: Path, kin
     assert tasks_of(await later.read(3)) == [1, 0, 1]
 
 
+async def test_what_a_new_explorer_wrote_stays_when_the_trainer_resumes(tmp_path: Path):
+    first = await queue(tmp_path)
+    await first.put(group(2, batch="old"))
+    state = {"run": first.state_dict()["run"], "reads": 0}
+    again = await queue(tmp_path)  # both processes were restarted
+    await again.put(group(1, batch="new"))
+    reader = QueueReader(again, timeout_s=0.1)
+    reader.load_state_dict(state)
+    assert [e.eid.batch for e in await reader.read(4)] == ["old", "old", "new"]
+
+
+async def test_a_trainer_resumes_on_a_queue_without_a_path():
+    storage = await queue()
+    await storage.put(group(2))
+    reader = QueueReader(storage, timeout_s=0.1)
+    reader.load_state_dict({"run": "another", "reads": 7})
+    assert tasks_of(await reader.read(2)) == [0, 1]
+
+
 async def test_without_a_path_the_state_holds_what_waits():
     first = await queue()
     await first.put(group(3))

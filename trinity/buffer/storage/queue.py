@@ -5,6 +5,7 @@ methods with `_batch` carry bytes.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
@@ -18,6 +19,8 @@ from trinity.common.config.buffer import ReplayBufferConfig
 from trinity.common.errors import DeadlineError
 from trinity.common.experience import Experience, deserialize_many, serialize_many
 from trinity.utils.metrics import Metrics
+
+_log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
@@ -262,10 +265,13 @@ class QueueStorage:
         """
         state: dict[str, Any] = {"run": self._run, "writes": self._writes, "reads": self._reads}
         if self._journal is None:
-            items = [Item([row], [experience]) for row, experience in self._pool]
-            items += self._order.items()
-            state["unread"] = [serialize_many(item.experiences) for item in items]
+            state["unread"] = [serialize_many(experiences) for experiences in self._waiting()]
         return state
+
+    def _waiting(self) -> list[list[Experience]]:
+        """All that waits, in lists as it would be put again."""
+        begun = [experience for _, experience in self._pool]
+        return [exps for exps in (begun, *(i.experiences for i in self._order.items())) if exps]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a position; call it before anyone reads or writes.
@@ -307,8 +313,19 @@ class QueueStorage:
         here = {"run": self._run, "writes": self._writes, "reads": self._reads}
         if all(here.get(key) == value for key, value in state.items()):
             return
+        if self._journal is None and "unread" not in state:
+            _log.warning(
+                "The queue %r has no path, so what was read after the checkpoint can't come back.",
+                self.name,
+            )
+            return
         async with self._writing, self._changed:
+            new = self._waiting() if state.get("run") != self._run else []
             self.load_state_dict(state)
+            for experiences in new:  # written before the reader said whose queue this is
+                ids = await self._append(self._writes + 1, experiences)
+                self._writes += 1
+                self._order.put(Item(ids, experiences))
             self._changed.notify_all()
 
     def _recover(self, journal: Journal, writes: int | None, reads: int | None) -> None:
