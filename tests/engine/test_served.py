@@ -1,0 +1,27 @@
+import functools
+
+import openai
+
+from tests.common.models.toy import model_folder
+from trinity.common.models import ModelSettings, SamplingParams
+from trinity.engine.served import ServedEngine
+from trinity.engine.torch import TorchEngine, TorchEngineSettings
+
+
+async def test_an_engine_samples_and_answers_the_api(tmp_path):
+    folder = model_folder(tmp_path)
+    settings = TorchEngineSettings(folder, dtype="float32", num_threads=1)
+    engine = ServedEngine(
+        functools.partial(TorchEngine, settings), ModelSettings(folder, name="toy"), api_key="k"
+    )
+    await engine.prepare()
+    address, key = await engine.api()
+    client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key)
+    answer = await client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "hi"}], max_tokens=4, seed=1
+    )
+    assert answer.usage.completion_tokens <= 4
+    assert len(await engine.sample([5], SamplingParams(n=2, max_tokens=1))) == 2
+    assert len(await engine.logprobs([5, 6])) == 1
+    assert await engine.version() == 0 and (await engine.health())["tokens"] >= 3
+    await engine.close()

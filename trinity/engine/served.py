@@ -1,0 +1,75 @@
+"""`ServedEngine`: any engine with OpenAI's API beside it, in the same process."""
+
+from collections.abc import Callable, Sequence
+
+from trinity.common.models.api import ApiServer
+from trinity.common.models.protocol import (
+    Completion,
+    InferenceEngine,
+    SamplingParams,
+    WeightTicket,
+)
+from trinity.common.models.settings import ModelSettings
+from trinity.common.models.wrapper import ModelWrapper
+
+
+class ServedEngine:
+    """An engine that programs outside of trinity can ask too.
+
+    Args:
+        make: Makes the engine; called in the process this object lives in.
+        settings: Of the model, as the API shows it.
+        host, port, api_key: Of the API; see `ApiServer`.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], InferenceEngine],
+        settings: ModelSettings,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+    ) -> None:
+        self._engine = make()
+        self._model = ModelWrapper(self._engine, settings)
+        self._server = ApiServer(host, port, api_key)
+
+    async def prepare(self) -> None:
+        """Get the engine ready, then answer requests; `OSError` if the port is taken."""
+        await self._engine.prepare()
+        self._server.start({"": self._model})
+
+    async def api(self) -> tuple[str, str]:
+        """Address (without ``/v1``) and key of the API."""
+        return self._server.address, self._server.api_key
+
+    async def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None
+    ) -> list[Completion]:
+        return await self._engine.sample(prompt_ids, params, adapter)
+
+    async def logprobs(
+        self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
+    ) -> list[float]:
+        return await self._engine.logprobs(token_ids, temperature, adapter)
+
+    async def load_weights(self, ticket: WeightTicket) -> str:
+        return await self._engine.load_weights(ticket)
+
+    async def pause(self) -> None:
+        await self._engine.pause()
+
+    async def resume(self) -> None:
+        await self._engine.resume()
+
+    async def version(self) -> int:
+        return await self._engine.version()
+
+    async def health(self) -> dict[str, float]:
+        return await self._engine.health()
+
+    async def close(self) -> None:
+        """End the API, then the engine."""
+        self._server.stop()
+        await self._engine.close()
