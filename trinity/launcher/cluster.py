@@ -70,6 +70,7 @@ def ray_cluster(
     try:
         yield is_local
         if timeline is not None:
+            timeline.parent.mkdir(parents=True, exist_ok=True)
             ray.timeline(str(timeline))
     finally:
         leave()

@@ -132,7 +132,10 @@ class Job:
         address = first.config.cluster.ray_address
         done = StageLog(self.folder.path)
         latest = done.latest() if self.config.stages else -1
-        with ray_cluster(address, first.namespace, first.env_vars) as is_local:
+        timeline: Path | None = None
+        if first.config.monitor.enable_ray_timeline:
+            timeline = self.folder.monitor / "timeline.json"
+        with ray_cluster(address, first.namespace, first.env_vars, timeline) as is_local:
             if not is_local:
                 found = gpus_in_cluster()
                 self.plans = [

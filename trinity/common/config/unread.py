@@ -18,7 +18,6 @@ UNREAD: dict[str, tuple[object, str]] = {
     "trainer.save_strategy": ("unrestricted", "Checkpoint writers are not held back yet."),
     "trainer.balance_batch": (True, "Batches are always balanced."),
     "trainer.offload_policy": (False, "FSDP2 does not move state to the CPU yet."),
-    "monitor.enable_ray_timeline": (False, "No timeline is written yet."),
     "synchronizer.group_name": ("rollout_weight_sync", "There is no NCCL group yet."),
     "synchronizer.wait_for_checkpoint": (False, "The explorer starts with the weights it has."),
     "*.enable_progress_bar": (False, "Loading shows no progress yet."),
