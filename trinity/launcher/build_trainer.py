@@ -4,7 +4,7 @@ from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, KL_FN, SAMPLE_STRATE
 from trinity.algorithm.advantage_fn.base import AdvantageFn
 from trinity.algorithm.rollout_correction import RolloutCorrection
 from trinity.common.config import Config
-from trinity.common.config.training import PartSettings, training_settings
+from trinity.common.config.training import BatchLimit, PartSettings, training_settings
 from trinity.common.constants import SyncMethod
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.job import JobCheckpoints
@@ -16,12 +16,13 @@ from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.optimizer import OptimizerSettings
 from trinity.trainer.backends.torch.schedule import Schedule
-from trinity.trainer.backends.torch.settings import TorchEngineSettings
+from trinity.trainer.backends.torch.settings import CriticSettings, TorchEngineSettings
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.loss import Objective
 from trinity.trainer.preparation import Preparation
 from trinity.trainer.trainer import ExperienceSource, Trainer, TrainerSettings
 from trinity.trainer.update import Updater
+from trinity.trainer.value_loss import ValueObjective
 from trinity.utils import actor
 from trinity.utils.log import get_logger
 
@@ -82,7 +83,8 @@ def _engine(plan: RunPlan, total_steps: int | None) -> TrainEngine:
 def _engine_settings(plan: RunPlan, total_steps: int | None) -> TorchEngineSettings:
     config = plan.config
     trainer, model = config.trainer, config.model
-    part = training_settings(config).actor
+    parts = training_settings(config)
+    part = parts.actor
     overrides = {"rope_scaling": model.rope_scaling, "rope_theta": model.rope_theta}
     return TorchEngineSettings(
         model_path=model.model_path,
@@ -90,15 +92,48 @@ def _engine_settings(plan: RunPlan, total_steps: int | None) -> TorchEngineSetti
         seed=config.seed,
         temperature=model.temperature,
         optimizer=_optimizer(part, _num_updates(config, total_steps)),
-        micro_batches=MicroBatchRule(part.train.max_tokens, part.train.max_rows),
+        micro_batches=_rule(part.train),
+        forward_micro_batches=_rule(part.forward),
+        reference_micro_batches=_rule(parts.reference.forward),
         shares_prefixes=trainer.enable_shared_prefix,
         gradient_checkpointing=part.gradient_checkpointing,
+        param_offload=part.param_offload,
+        reference_offload=parts.reference.param_offload,
+        optimizer_offload=part.optimizer_offload,
+        critic=_critic(plan, total_steps),
         device=plan.device,
         trust_remote_code=trainer.trust_remote_code,
         config_overrides={key: value for key, value in overrides.items() if value is not None},
         chat_template=model.custom_chat_template,
         num_threads=plan.cores,
+        log_name=trainer.name,
     )
+
+
+def _rule(limit: BatchLimit) -> MicroBatchRule:
+    return MicroBatchRule(limit.max_tokens, limit.max_rows)
+
+
+def _critic(plan: RunPlan, total_steps: int | None) -> CriticSettings | None:
+    """The value model of an algorithm that reads values; None for the others."""
+    config = plan.config
+    if not _reads_values(config):
+        return None
+    part = training_settings(config).critic
+    return CriticSettings(
+        config.model.critic_model_path or config.model.model_path,
+        optimizer=_optimizer(part, _num_updates(config, total_steps)),
+        micro_batches=_rule(part.train),
+        forward_micro_batches=_rule(part.forward),
+        gradient_checkpointing=part.gradient_checkpointing,
+        param_offload=part.param_offload,
+        optimizer_offload=part.optimizer_offload,
+    )
+
+
+def _reads_values(config: Config) -> bool:
+    advantage = trainer_advantage(config)
+    return advantage is not None and "values" in advantage.requires
 
 
 def _num_updates(config: Config, total_steps: int | None) -> int | None:
@@ -170,7 +205,7 @@ def _preparation(config: Config, engine: TrainEngine, objective: Objective) -> P
         advantage_fn=advantage,
         kl_penalty_fn=penalty if has_penalty else None,
         needs_reference=objective.needs_reference or has_penalty,
-        has_critic="values" in requires,
+        has_critic=_reads_values(config),
         recomputes_old_logprobs=not algorithm.bypass_old_logprobs,
         needs_entropy="entropy" in requires,
         correction=RolloutCorrection(**correction).of_batch if correction else None,
@@ -195,6 +230,7 @@ def _updater(config: Config, engine: TrainEngine, objective: Objective) -> Updat
     return Updater(
         engine,
         objective,
+        ValueObjective(settings.critic_cliprange_value) if _reads_values(config) else None,
         epochs=settings.epochs,
         shuffle=settings.shuffle,
         critic_warmup=config.trainer.critic_warmup,

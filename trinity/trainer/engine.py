@@ -9,7 +9,7 @@ from torch import Tensor
 from trinity.algorithm.aggregate import LossScope
 from trinity.common.models.protocol import WeightTicket
 from trinity.trainer.batch import TrainBatch
-from trinity.trainer.loss import Objective
+from trinity.trainer.loss import BatchObjective
 
 ModelRole = Literal["actor", "ref", "critic"]
 TrainedRole = Literal["actor", "critic"]
@@ -37,7 +37,7 @@ class TrainEngine(Protocol):
     async def forward_backward(
         self,
         batch: TrainBatch,
-        objective: Objective,
+        objective: BatchObjective,
         which: TrainedRole = "actor",
         scope: LossScope | None = None,
     ) -> dict[str, float]:

@@ -127,6 +127,10 @@ def _describe(columns: dict[str, Tensor], mask_BT: Tensor, metrics: Metrics) -> 
         if name in columns and bool(live_B.any()):
             label = "score" if name == "token_level_scores" else "rewards"
             _spread(f"critic/{label}", columns[name].sum(dim=1)[live_B], metrics)
+    if "values" in columns and "returns" in columns and bool(mask_BT.any()):
+        left = (columns["returns"] - columns["values"])[mask_BT].var(correction=0)
+        spread = columns["returns"][mask_BT].var(correction=0)
+        metrics["critic/vf_explained_var"] = float(1 - left / (spread + 1e-5))
     for name in ("advantages", "returns", "values"):
         if name in columns and bool(mask_BT.any()):
             _spread(f"critic/{name}", columns[name][mask_BT], metrics)

@@ -13,7 +13,7 @@ import torch
 
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainedRole, TrainEngine
-from trinity.trainer.loss import Objective
+from trinity.trainer.loss import BatchObjective, Objective
 from trinity.utils.metrics import Metrics
 from trinity.utils.timer import timed
 
@@ -34,7 +34,7 @@ class Updater:
 
     engine: TrainEngine
     objective: Objective
-    critic_objective: Objective | None = None
+    critic_objective: BatchObjective | None = None
     epochs: int = 1
     mini_batch_size: int | None = None
     shuffle: bool = False
@@ -57,14 +57,18 @@ class Updater:
             metrics["actor/first_ratio_max_deviation"] = found["actor/ratio_max_deviation"][0]
 
     async def _step(
-        self, batch: TrainBatch, objective: Objective, which: TrainedRole, found: dict[str, list[float]]
+        self,
+        batch: TrainBatch,
+        objective: BatchObjective,
+        which: TrainedRole,
+        found: dict[str, list[float]],
     ) -> None:
         if batch.num_trained_tokens == 0:
             return
         metrics = await self.engine.forward_backward(batch, objective, which=which)
         metrics |= await self.engine.optim_step(which=which)
         if which == "actor":
-            objective.after_step(metrics, len(batch))
+            self.objective.after_step(metrics, len(batch))
         for name, value in metrics.items():
             found[name].append(value)
 
