@@ -225,6 +225,9 @@ def test_services():
     config = filled({"mode": "bench", "model.external_model": external})
     assert config.explorer.rollout_model.engine_type == "openai"
     assert config.explorer.rollout_model.external_model_config.model_name == "m"
+    judge = {"external_model_config": {"enable": True, "model_name": "j"}}
+    config = filled({"explorer.auxiliary_models": [judge]})
+    assert config.explorer.auxiliary_models[0].engine_type == "openai"
     config = filled({"model.tinker": {"enable": True}})
     assert (config.trainer.trainer_type, config.explorer.rollout_model.engine_type) == (
         "tinker",

@@ -20,6 +20,7 @@ WORKED_OUT = {
     "derive.py": ["group", "checkpoint_root_dir", "synchronizer.sync_interval"],
     "derive_model.py": [
         "model.external_model.*",
+        "explorer.*.external_model_config.enable",
         "model.temperature",
         "model.top_p",
         "model.top_k",

@@ -53,9 +53,12 @@ def derive_models(filler: Filler) -> None:
     _fill_own_lengths(filler, "model", config.model)
     filler.copy("model.critic_model_path", "model.model_path")
     _choose_services(filler)
+    _ask_service(filler, "explorer.rollout_model", config.explorer.rollout_model)
     _derive_rollout_model(filler)
     for index, model in enumerate(config.explorer.auxiliary_models):
-        _derive_auxiliary_model(filler, f"explorer.auxiliary_models.{index}", model)
+        key = f"explorer.auxiliary_models.{index}"
+        _ask_service(filler, key, model)
+        _derive_auxiliary_model(filler, key, model)
     _limit_runners(filler)
 
 
@@ -77,6 +80,13 @@ def _choose_services(filler: Filler) -> None:
         why = "model.tinker.enable"
         filler.put("trainer.trainer_type", TrainerType.TINKER, why)
         filler.put("explorer.rollout_model.engine_type", EngineType.TINKER, why)
+
+
+def _ask_service(filler: Filler, key: str, model: InferenceModelConfig) -> None:
+    """`external_model_config.enable` is another way to say `engine_type: openai`."""
+    if model.external_model_config.enable:
+        why = "external_model_config.enable"
+        filler.put(f"{key}.engine_type", EngineType.OPENAI, why)
 
 
 def _derive_rollout_model(filler: Filler) -> None:
