@@ -21,6 +21,7 @@ COMMANDS = {
     "schema": "trinity.cli.schema",
     "data": "trinity.cli.data",
     "debug": "trinity.cli.debug",
+    "convert": "trinity.cli.convert",
     "new": "trinity.cli.new",
     "import-verl": "trinity.cli.import_verl",
 }

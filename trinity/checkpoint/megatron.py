@@ -1,0 +1,94 @@
+"""Megatron's ``dist_ckpt`` (PyTorch's distributed checkpoint format) -> Hugging Face weights.
+
+For the dense Llama family (Llama, Qwen2, Qwen3, Mistral). Layers lie stacked along the first axis,
+query, key and value of a head group side by side, gate and up projection one above the other.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+_LAYER = re.compile(r"decoder\.layers\.(?:(\d+)\.)?(.+)")
+_OUTER = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+}
+_INNER = {
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.linear_proj.bias": "self_attn.o_proj.bias",
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "input_layernorm.weight": "input_layernorm.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+}
+_QKV = re.compile(r"self_attention\.linear_qkv\.(weight|bias)")
+_IGNORED = re.compile(r".*_extra_state.*|optimizer\..*|rng_state.*|.*inv_freq")
+
+
+def load_dist_checkpoint(folder: Path, config: Mapping[str, object]) -> dict[str, Tensor]:
+    """All weights of a ``dist_ckpt`` folder by Hugging Face name.
+
+    Raises:
+        ValueError: A tensor has no counterpart in the Llama family.
+    """
+    weights: dict[str, Tensor] = {}
+    for name, tensor in _read(folder).items():
+        plain = re.sub(r"^(model\.|module\.)+", "", name)
+        if plain in _OUTER:
+            weights[_OUTER[plain]] = tensor
+            continue
+        match = _LAYER.fullmatch(plain)
+        if match is None:
+            raise ValueError(f"{folder} holds {name!r}, which the Llama family does not have.")
+        layers = {int(match[1]): tensor} if match[1] else dict(enumerate(tensor))
+        for layer, part in layers.items():
+            found = _layer_weights(match[2], part, config)
+            weights |= {f"model.layers.{layer}.{key}": value for key, value in found.items()}
+    return weights
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the checkpoint, whole, but the optimizer's."""
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    wanted: dict[str, Tensor] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata) and not _IGNORED.fullmatch(name):
+            wanted[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    dcp.load(wanted, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    return wanted
+
+
+def _layer_weights(name: str, tensor: Tensor, config: Mapping[str, object]) -> dict[str, Tensor]:
+    if name in _INNER:
+        return {_INNER[name]: tensor}
+    if name == "mlp.linear_fc1.weight":
+        gate, up = tensor.chunk(2, dim=0)
+        return {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
+    match = _QKV.fullmatch(name)
+    if match is None:
+        raise ValueError(f"A layer holds {name!r}, which the Llama family does not have.")
+    parts = zip("qkv", _split_qkv(tensor, config), strict=True)
+    return {f"self_attn.{letter}_proj.{match[1]}": part for letter, part in parts}
+
+
+def _split_qkv(tensor: Tensor, config: Mapping[str, object]) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value from groups of (queries of the group, key, value)."""
+    heads = int(str(config["num_attention_heads"]))
+    groups = int(str(config.get("num_key_value_heads") or heads))
+    per_group = heads // groups
+    size = len(tensor) // (groups * (per_group + 2))
+    grouped = tensor.view(groups, per_group + 2, size, *tensor.shape[1:])
+    query = grouped[:, :per_group].reshape(heads * size, *tensor.shape[1:])
+    key, value = (
+        grouped[:, per_group + i].reshape(groups * size, *tensor.shape[1:]) for i in (0, 1)
+    )
+    return query, key, value
