@@ -1,9 +1,9 @@
 """RunPlan -> the buffers of a stage: tasks, experiences between explorer and trainer, data sets."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from trinity.algorithm import ADVANTAGE_FN
 from trinity.buffer import (
@@ -17,8 +17,10 @@ from trinity.buffer import (
 )
 from trinity.buffer.factory import make_journal
 from trinity.buffer.operators import create_operators
+from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.storage.queue import QueueStorage
 from trinity.common.config import Config, ExperienceBufferConfig
+from trinity.common.config.data_processor import OperatorConfig
 from trinity.common.constants import Mode, StorageType
 from trinity.explorer.explorer import EvalTaskset
 from trinity.launcher.job import ResumePoint
@@ -70,7 +72,7 @@ class Buffers:
 
     def snapshot(self) -> dict[str, str | bytes]:
         """Files of a checkpoint with which unread experiences come back."""
-        if not isinstance(self.storage, QueueStorage):
+        if not self._holds_storage():
             return {}
         state = self.storage.state_dict()
         unread = state.pop("unread", None)
@@ -83,13 +85,17 @@ class Buffers:
     def restore(self, resume: ResumePoint) -> None:
         """Put the storage back to where it stood at a checkpoint."""
         data = resume.file(_STATE_FILE)
-        if data is None or not isinstance(self.storage, QueueStorage):
+        if data is None or not self._holds_storage():
             return
         state = json.loads(data)
         if "num_unread" in state:
             names = [_UNREAD_FILE.format(index=i) for i in range(state.pop("num_unread"))]
             state["unread"] = [resume.file(name) for name in names]
         self.storage.load_state_dict(state)
+
+    def _holds_storage(self) -> bool:
+        """Whether the storage is an object of this process, and not a stand-in for one."""
+        return getattr(self.storage, "is_local", None) is True
 
     def total_explore_steps(self, config: Config) -> int | None:
         """Steps of the explorer, if the tasks say."""
@@ -150,7 +156,7 @@ def _open_tasks(buffers: Buffers, config: Config) -> None:
 
 def _storage(plan: RunPlan, output: ExperienceBufferConfig) -> object:
     """The storage itself where one command does both sides, else a named process for it."""
-    storage = make_storage(output)
+    storage = make_storage(output, owner=f"{plan.job.path}:{plan.config.mode}")
     if plan.config.mode.pairs or not isinstance(storage, QueueStorage):
         return storage
     return actor.spawn(
@@ -169,7 +175,7 @@ def _pipeline(
     config: Config, storage: object, output: ExperienceBufferConfig
 ) -> ExperiencePipeline:
     settings = config.data_processor.experience_pipeline
-    operators: list[Any] = list(create_operators(settings.operators))
+    operators: list[Any] = list(create_operators(_with_service(config, settings.operators)))
     advantage = _group_advantage(config)
     if advantage is not None:
         operators.append(advantage)
@@ -185,7 +191,31 @@ def _pipeline(
                 name="pipeline_input", storage_type=kind, path=settings.input_save_path
             )
         )
-    return ExperiencePipeline(operators, get_buffer_writer(output, storage), input_log)
+    inputs = {name: _further_input(config, buffer) for name, buffer in settings.inputs.items()}
+    return ExperiencePipeline(operators, get_buffer_writer(output, storage), input_log, inputs)
+
+
+def _with_service(config: Config, operators: Sequence[OperatorConfig]) -> list[OperatorConfig]:
+    """The operators; those of Data-Juicer know where its service is."""
+    service = config.service.data_juicer
+    if service is None:
+        return list(operators)
+    known = {"service_config": service.model_dump()}
+    return [
+        op.model_copy(update={"args": {**known, **op.args}}) if op.name == "data_juicer" else op
+        for op in operators
+    ]
+
+
+def _further_input(config: Config, buffer: ExperienceBufferConfig) -> Any:
+    """A reader that never waits; its storage is opened when it is first asked."""
+    is_database = "://" in (buffer.path or "")
+    kind = buffer.storage_type or (StorageType.SQL if is_database else StorageType.FILE)
+    buffer = buffer.model_copy(update={"storage_type": kind})
+    if kind is StorageType.FILE:
+        return _reader(config, buffer, None)
+    storage = make_storage(buffer)
+    return QueueReader(cast(QueueStorage, storage), timeout_s=0.0, owns_storage=True)
 
 
 def _group_advantage(config: Config) -> object | None:

@@ -13,12 +13,19 @@ class QueueReader:
         storage: A `QueueStorage` or a stand-in for one.
         batch_size: Experiences of a read that names no number.
         timeout_s: Seconds to wait for a full batch; then the incomplete one is returned.
+        owns_storage: It opens the storage at its first read.
     """
 
     def __init__(
-        self, storage: QueueStorage, batch_size: int = 1, timeout_s: float = 1800.0
+        self,
+        storage: QueueStorage,
+        batch_size: int = 1,
+        timeout_s: float = 1800.0,
+        *,
+        owns_storage: bool = False,
     ) -> None:
         self.storage = storage
+        self._is_prepared = not owns_storage
         self.batch_size = batch_size
         self.timeout_s = timeout_s
         self._state: dict[str, Any] = {}
@@ -41,6 +48,9 @@ class QueueReader:
             StopAsyncIteration: The queue is closed and empty.
             DeadlineError: Nothing came in time.
         """
+        if not self._is_prepared:
+            await self.storage.prepare()
+            self._is_prepared = True
         if self._resume_from is not None:
             await self.storage.rewind(self._resume_from)
             self._resume_from = None
