@@ -13,6 +13,7 @@ from trinity.common.config import Config, find_advice
 from trinity.common.config.validate import validate_file
 from trinity.common.errors import ConfigError
 from trinity.launcher.cpu import Replacement, for_cpu
+from trinity.launcher.plan import NotEnoughGpusError, check_gpus
 from trinity.launcher.screen import Screen
 from trinity.utils.plugins import load_plugins, plugin_dirs_from_env
 
@@ -51,11 +52,11 @@ def run(
 
 
 def _start(config: Config, plugin_dirs: list[str], screen: Screen, is_dry: bool) -> int:
-    """Run a sound configuration. What trains is imported here: a wrong file is told before."""
-    from trinity.launcher.launch import run_config
-    from trinity.launcher.plan import NotEnoughGpusError
-
+    """Run a sound configuration. What trains is imported once there are GPUs enough."""
     try:
+        check_gpus(config)
+        from trinity.launcher.launch import run_config
+
         return run_config(config, plugin_dirs, screen, is_dry=is_dry)
     except NotEnoughGpusError as error:
         screen.show(error.needs.table())

@@ -1,12 +1,16 @@
 """RunPlan -> the explorer: engines, runner processes, scheduler."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from trinity.common.config import Config, InferenceModelConfig
 from trinity.common.constants import ConcurrentMode, EngineType
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.protocol import InferenceEngine
+from trinity.engine.openai.engine import OpenAIEngine
+from trinity.engine.openai.settings import OpenAIEngineSettings
+from trinity.engine.served import ServedEngine
 from trinity.engine.torch.engine import TorchEngine
 from trinity.engine.torch.settings import TorchEngineSettings
 from trinity.explorer.benchmark import NoSink, NoTasks
@@ -130,8 +134,9 @@ def _nearest(engines: Sequence[InferenceEngine], index: int) -> list[InferenceEn
 
 
 def _serve(plan: RunPlan, model: InferenceModelConfig, name: str) -> Served:
-    make = _ENGINES[model.engine_type]
-    engines = [make(plan, model, f"{name}_{index}") for index in range(model.engine_num)]
+    engines = [
+        _spawn_engine(plan, model, index, f"{name}_{index}") for index in range(model.engine_num)
+    ]
     return Served(engines, model_settings(plan.config, model))
 
 
@@ -154,20 +159,44 @@ def torch_settings(
     )
 
 
-def _torch_engine(plan: RunPlan, model: InferenceModelConfig, name: str) -> InferenceEngine:
-    engine: InferenceEngine = actor.spawn(
-        TorchEngine,
-        torch_settings(plan.config, model, plan.cores, plan.device),
+def _openai_settings(config: Config, model: InferenceModelConfig) -> OpenAIEngineSettings:
+    service = model.external_model_config
+    return OpenAIEngineSettings(
+        model=service.model_name or model.model_path or config.model.model_path,
+        base_url_env=service.base_url_env,
+        api_key_env=service.api_key_env,
+    )
+
+
+def _engine_of(plan: RunPlan, model: InferenceModelConfig) -> tuple[type, object]:
+    """Class and settings of the engine that a model runs on."""
+    if model.engine_type is EngineType.OPENAI:
+        return OpenAIEngine, _openai_settings(plan.config, model)
+    return TorchEngine, torch_settings(plan.config, model, plan.cores, plan.device)
+
+
+def _spawn_engine(
+    plan: RunPlan, model: InferenceModelConfig, index: int, name: str
+) -> InferenceEngine:
+    """The engine in a process of its own, with the OpenAI API beside it if that is asked for."""
+    kind, settings = _engine_of(plan, model)
+    asks_for_api = model is plan.config.explorer.rollout_model and model.enable_openai_api
+    if model.base_port is None and not asks_for_api:
+        engine: InferenceEngine = actor.spawn(
+            kind, settings, name=name, namespace=plan.namespace, env_vars=plan.compute_env
+        )
+        return engine
+    served: InferenceEngine = actor.spawn(
+        ServedEngine,
+        partial(kind, settings),
+        model_settings(plan.config, model),
+        port=0 if model.base_port is None else model.base_port + index,
+        api_key=None if model.api_key == "EMPTY" else model.api_key,
         name=name,
         namespace=plan.namespace,
         env_vars=plan.compute_env,
     )
-    return engine
-
-
-_ENGINES: dict[EngineType, Callable[[RunPlan, InferenceModelConfig, str], InferenceEngine]] = {
-    EngineType.TORCH: _torch_engine,
-}
+    return served
 
 
 def model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings:
@@ -186,6 +215,10 @@ def model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings
         "enable_thinking",
         "enable_history",
         "ignore_eos",
+        "enable_openai_api",
+        "enable_auto_tool_choice",
+        "tool_call_parser",
+        "reasoning_parser",
         "trust_remote_code",
     )
     given = {name: getattr(model, name) for name in names}
@@ -193,5 +226,6 @@ def model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings
     return ModelSettings(
         model_path=path,
         name=model.name or path,
+        gives_tokens=model.engine_type is not EngineType.OPENAI,
         **{name: value for name, value in given.items() if value is not None},
     )

@@ -1,9 +1,12 @@
 """`--cpu`: the same file on a machine without GPUs. Says what it replaced by what."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trinity.common.config import Config
+from trinity.common.config import Config, InferenceModelConfig, StageConfig
 from trinity.common.constants import EngineType, Mode, SyncMethod, TrainerType
+
+_PARALLEL_SIZES = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -32,21 +35,33 @@ def for_cpu(config: Config) -> tuple[Config, list[Replacement]]:
 
     put(copy.cluster, "cluster.", "node_num", 1)
     put(copy.cluster, "cluster.", "gpu_per_node", 0)
-    models = [("explorer.rollout_model.", copy.explorer.rollout_model)]
-    models += [
-        (f"explorer.auxiliary_models[{index}].", model)
-        for index, model in enumerate(copy.explorer.auxiliary_models)
-    ]
-    for prefix, model in models:
-        if model.engine_type in (EngineType.VLLM,):
-            put(model, prefix, "engine_type", EngineType.TORCH)
-        for size in ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"):
-            put(model, prefix, size, 1)
-    if copy.trainer.trainer_type is TrainerType.VERL:
-        put(copy.trainer, "trainer.", "trainer_type", TrainerType.TORCH)
-    put(copy.trainer, "trainer.", "ulysses_sequence_parallel_size", 1)
-    if copy.mode is Mode.COLOCATE:
-        put(copy, "", "mode", Mode.BOTH)
+    stages = [(f"stages.{index}.", stage) for index, stage in enumerate(copy.stages)]
+    sections: list[tuple[str, Config | StageConfig]] = [("", copy), *stages]
+    for prefix, section in sections:
+        for key, model in _models(section, prefix):
+            if model.engine_type is EngineType.VLLM:
+                put(model, key, "engine_type", EngineType.TORCH)
+            for size in _PARALLEL_SIZES:
+                put(model, key, size, 1)
+        if section.trainer is not None:
+            key = f"{prefix}trainer."
+            if section.trainer.trainer_type is TrainerType.VERL:
+                put(section.trainer, key, "trainer_type", TrainerType.TORCH)
+            put(section.trainer, key, "ulysses_sequence_parallel_size", 1)
+        if section.mode is Mode.COLOCATE:
+            put(section, prefix, "mode", Mode.BOTH)
     if copy.synchronizer.sync_method is SyncMethod.NCCL:
         put(copy.synchronizer, "synchronizer.", "sync_method", SyncMethod.MEMORY)
     return copy, changes
+
+
+def _models(
+    section: Config | StageConfig, prefix: str
+) -> Iterator[tuple[str, InferenceModelConfig]]:
+    """The models of a file or of a stage, each with its key."""
+    explorer = section.explorer
+    if explorer is None:
+        return
+    yield f"{prefix}explorer.rollout_model.", explorer.rollout_model
+    for index, model in enumerate(explorer.auxiliary_models):
+        yield f"{prefix}explorer.auxiliary_models.{index}.", model

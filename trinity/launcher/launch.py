@@ -21,7 +21,7 @@ from trinity.launcher.checks import find_start_problems
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
 from trinity.launcher.job import JobFolder, StageLog, find_resume_point, named_anew
 from trinity.launcher.lock import job_lock
-from trinity.launcher.plan import RunPlan, make_plan
+from trinity.launcher.plan import RunPlan, joined_gpus, make_plan
 from trinity.launcher.screen import Screen
 from trinity.launcher.summary import MemoryWatch, RunSummary, StageRecorder, StageSummary
 from trinity.utils.log import get_logger
@@ -57,8 +57,7 @@ class Job:
             ConfigError: All problems of all stages, before anything is started or written.
             NotEnoughGpusError: More GPUs are asked for than this machine has.
         """
-        joins = bool(os.environ.get("RAY_ADDRESS")) or self.config.cluster.ray_address != "auto"
-        found = self.config.cluster.node_num * self.config.cluster.gpu_per_node if joins else None
+        found = joined_gpus(self.config)
         self.config = named_anew(self.config)
         stages = list(iterate_stages(self.config))
         self.plans = [make_plan(c, name, self.plugin_dirs, found) for name, c in stages]

@@ -1,6 +1,7 @@
 """`RunPlan`: what is so, where `Config` says what is wanted. Made once, before anything starts."""
 
 import importlib.metadata
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from trinity.common.config import Config, Derived, derive
+from trinity.common.config import Config, Derived, derive, iterate_stages
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import ConfigError, Problem, TrinityError
@@ -164,6 +165,25 @@ class RunPlan:
         longest = config.model.max_response_tokens
         tokens = f", at most {prompts * repeat * longest:,} new tokens" if longest else ""
         return f"a step: {prompts} prompts x {repeat} samples = {prompts * repeat}{tokens}{steps}"
+
+
+def joined_gpus(config: Config) -> int | None:
+    """GPUs of the cluster that a run will join, as the file says; None: those of this machine."""
+    joins = bool(os.environ.get("RAY_ADDRESS")) or config.cluster.ray_address != "auto"
+    return config.cluster.node_num * config.cluster.gpu_per_node if joins else None
+
+
+def check_gpus(config: Config) -> None:
+    """Refuse a run that needs more GPUs than there are, in any of its stages.
+
+    Raises:
+        NotEnoughGpusError: With the numbers.
+    """
+    found = joined_gpus(config)
+    for stage in iterate_stages(config):
+        needs = gpu_needs(derive(stage.config).config, local_gpus() if found is None else found)
+        if needs.total > needs.found:
+            raise NotEnoughGpusError(needs)
 
 
 def make_plan(
