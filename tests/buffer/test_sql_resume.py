@@ -1,4 +1,4 @@
-"""A database as the buffer between explorer and trainer of one command, over a kill and a resume."""
+"""A database between explorer and trainer of one command, over a kill and a resume."""
 
 from pathlib import Path
 
