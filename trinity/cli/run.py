@@ -31,9 +31,10 @@ def run(
         TrinityError: The run can't start; its text says what to do.
     """
     screen = Screen(Console(highlight=False))
-    plugin_dirs = [str(Path(folder).resolve()) for folder in plugin_dir]
+    asked = [str(folder) for folder in plugin_dir] or plugin_dirs_from_env()
+    plugin_dirs = [str(Path(folder).expanduser().resolve()) for folder in asked]
     _make_importable(os.getcwd())
-    load_plugins(plugin_dirs or plugin_dirs_from_env())  # they may bring algorithms
+    load_plugins(plugin_dirs)  # they may bring algorithms
     replaced: list[Replacement] = []
 
     def fit_to_cpu(loaded: Config) -> Config:

@@ -1,5 +1,6 @@
 """`mode: bench`: evaluate the starting model and the checkpoints of a job, one after the other."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,6 @@ class Benchmark:
         if self.includes_start:
             await self.explorer.evaluate()
         for candidate in self.candidates:
-            await self.explorer.load(candidate.open())
+            await self.explorer.load(await asyncio.to_thread(candidate.open))
             self.explorer.step = candidate.step
             await self.explorer.evaluate()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from trinity.common.constants import SyncStyle
+from trinity.common.deadlines import within
 from trinity.common.experience import Experience
 from trinity.common.models.protocol import InferenceEngine, WeightTicket
 from trinity.common.workflows import Task
@@ -19,6 +20,9 @@ from trinity.utils.metrics import Metrics, prefix_metrics
 from trinity.utils.timer import timed
 
 Report = Callable[[str, int, Metrics], None]
+
+START_TIMEOUT_S = 900.0
+"""Seconds that an engine or a trainer may take to load its model."""
 
 
 class TaskSource(Protocol):
@@ -110,10 +114,12 @@ class Explorer:
 
     async def prepare(self) -> None:
         """Start engines and runners side by side."""
-        await asyncio.gather(
-            *(engine.prepare() for engine in self.engines), self.scheduler.prepare()
-        )
+        await asyncio.gather(*map(self._start, range(len(self.engines))), self.scheduler.prepare())
         self.logger.info("Ready: %d engine(s).", len(self.engines))
+
+    async def _start(self, index: int) -> None:
+        wait, hint = self.engines[index].prepare(), "Its log says how far it came."
+        await within(START_TIMEOUT_S, wait, f"engine {index}", "the start", hint)
 
     async def run(self) -> None:
         """All steps, in order; the experience writer is closed at the end."""

@@ -1,7 +1,7 @@
 """RunPlan -> the parts of one stage, wired together. Only here do classes and processes meet."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
@@ -9,9 +9,11 @@ from pathlib import Path
 from trinity.algorithm import ALGORITHM_TYPE
 from trinity.common.config import Config
 from trinity.common.constants import Mode
+from trinity.common.deadlines import within
 from trinity.common.models.protocol import InferenceEngine
-from trinity.explorer.explorer import Explorer
-from trinity.launcher import build_explorer, build_trainer
+from trinity.explorer.benchmark import Benchmark
+from trinity.explorer.explorer import START_TIMEOUT_S, Explorer
+from trinity.launcher import build_bench, build_explorer, build_trainer
 from trinity.launcher.buffers import Buffers, open_buffers
 from trinity.launcher.job import JobCheckpoints, ResumePoint
 from trinity.launcher.plan import RunPlan
@@ -34,6 +36,7 @@ class Parts:
     reporters: list[Reporter]
     total_steps: int | None
     auxiliary: Sequence[InferenceEngine] = ()
+    benchmark: Benchmark | None = None
     logger: Logger = field(default_factory=lambda: get_logger("launcher"))
     _explorer_task: asyncio.Task[None] | None = None
     _is_stopping: bool = False
@@ -78,7 +81,7 @@ class Parts:
             reporter.close()
 
     def _restore(self, resume: ResumePoint | None) -> None:
-        if resume is None:
+        if resume is None or self.benchmark is not None:
             return
         for part, name in ((self.trainer, "trainer"), (self.explorer, "explorer")):
             state = resume.state(name)
@@ -87,26 +90,32 @@ class Parts:
         self.buffers.restore(resume)
 
     async def _prepare(self, resume: ResumePoint | None) -> None:
-        waits = []
+        waits = [_within_start(self.buffers.prepare(), "the buffers")]
         if self.explorer is not None:
             waits.append(self.explorer.prepare())
         if self.trainer is not None:
-            waits.append(self.trainer.prepare(resume.folder if resume else None))
-        waits += [engine.prepare() for engine in self.auxiliary]
+            folder = resume.folder if resume else None
+            waits.append(_within_start(self.trainer.prepare(folder), "the trainer"))
+        for index, engine in enumerate(self.auxiliary):
+            waits.append(_within_start(engine.prepare(), f"engine {index} of auxiliary models"))
         if self.trainer is not None:
             await self.board.reopen()
-        await asyncio.gather(self.buffers.prepare(), *waits)
+        await asyncio.gather(*waits)
         if resume is not None and self.trainer is not None and self.explorer is not None:
             await self.trainer.publish({})
 
     async def _explore(self) -> None:
         assert self.explorer is not None
         try:
-            await self.explorer.run()
+            await (self.benchmark or self.explorer).run()
         except asyncio.CancelledError:
             if not self._is_stopping:
                 raise
             await self.buffers.stop_writing()
+
+
+async def _within_start(wait: Awaitable[None], who: str) -> None:
+    await within(START_TIMEOUT_S, wait, who, "the start", "Its log says how far it came.")
 
 
 async def _first_error(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -151,10 +160,11 @@ def build_parts(
         reporters.append(Reporter(monitor, listeners, get_logger(role)))
         return reporters[-1]
 
+    role = "benchmark" if config.mode is Mode.BENCH else "explorer"
     explorer: Explorer | None = None
     auxiliary: list[InferenceEngine] = []
     if config.mode.explores:
-        explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter("explorer"))
+        explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter(role))
     trainer = None
     checkpoints = JobCheckpoints(plan.job, config.trainer.max_checkpoints_to_keep)
     if config.mode.trains:
@@ -162,9 +172,11 @@ def build_parts(
         trainer = build_trainer.build(plan, board, buffers, checkpoints, reporter("trainer"), total)
         checkpoints.parts = _states(explorer, trainer)
         checkpoints.files = buffers.snapshot
-    return Parts(
-        board, buffers, explorer, trainer, reporters, _total_steps(config, buffers), auxiliary
-    )
+    benchmark = None
+    if config.mode is Mode.BENCH and explorer is not None:
+        benchmark = build_bench.build(plan, explorer)
+    total_steps = _total_steps(config, buffers)
+    return Parts(board, buffers, explorer, trainer, reporters, total_steps, auxiliary, benchmark)
 
 
 def _board(plan: RunPlan) -> Board:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from trinity.common.config import Config, InferenceModelConfig
-from trinity.common.constants import ConcurrentMode, EngineType
+from trinity.common.constants import ConcurrentMode, EngineType, Mode
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.protocol import InferenceEngine
 from trinity.engine.openai.engine import OpenAIEngine
@@ -76,6 +76,7 @@ def _settings(config: Config) -> ExplorerSettings:
         wait_after_min_s=explorer.over_rollout.wait_after_min,
         sync_timeout_s=config.synchronizer.sync_timeout,
         detailed_stats=config.monitor.detailed_stats,
+        metric_prefix="bench" if config.mode is Mode.BENCH else "eval",
     )
 
 

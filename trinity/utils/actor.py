@@ -26,6 +26,8 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
+from trinity.utils.plugins import load_plugins_from_env
+
 T = TypeVar("T")
 
 _DEATHS = (RayActorError, OutOfMemoryError, WorkerCrashedError, NodeDiedError)
@@ -51,6 +53,7 @@ class Process:
     def __init__(self, cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._failure: _Outcome | None = None
         try:
+            load_plugins_from_env()  # calls may bring objects of theirs
             self._object = cls(*args, **kwargs)
         except BaseException as error:  # told to whoever calls first
             self._failure = _failed(error)._replace(is_stillborn=True)

@@ -13,7 +13,6 @@ from trinity.common.errors import Problem
 
 UNREAD: dict[str, tuple[object, str]] = {
     "model.lora_configs*": (None, "Adapters are not trained yet."),
-    "explorer.bench_on_latest_checkpoint": (False, "Mode bench takes all checkpoints."),
     "explorer.max_inflight_batches": (2, "One batch is under way at a time."),
     "trainer.save_strategy": ("unrestricted", "Checkpoint writers are not held back yet."),
     "trainer.balance_batch": (True, "Batches are always balanced."),

@@ -1,0 +1,48 @@
+"""RunPlan -> the benchmark of a job: its checkpoints as weights for the engines."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from trinity.checkpoint import layout
+from trinity.common.models.protocol import WeightTicket
+from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
+from trinity.explorer.benchmark import Benchmark, Candidate
+from trinity.explorer.explorer import Explorer
+from trinity.launcher.plan import RunPlan
+from trinity.synchronizer.channel import MemoryChannel
+
+
+def build(plan: RunPlan, explorer: Explorer) -> Benchmark:
+    """The benchmark of all whole checkpoints of a job, or of the newest. Nothing is read yet."""
+    settings = plan.config.explorer
+    folders = [f for f in layout.checkpoints(plan.job.path) if not layout.faults_of(f)]
+    if settings.bench_on_latest_checkpoint:
+        folders = folders[-1:]
+    dtype: torch.dtype = getattr(torch, settings.rollout_model.dtype)
+    channel = MemoryChannel()
+    candidates = [
+        Candidate(layout.step_of(folder), partial(_ticket, channel, folder, dtype))
+        for folder in folders
+    ]
+    return Benchmark(explorer, candidates, includes_start=settings.eval_on_startup)
+
+
+def _ticket(channel: MemoryChannel, folder: Path, dtype: torch.dtype) -> WeightTicket:
+    weights = ((name, tensor.to(dtype)) for name, tensor in _weights(folder / layout.ACTOR))
+    return channel.send(layout.step_of(folder), weights)
+
+
+def _weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Weights by Hugging Face name: of the exported model if there is one, else of the shards."""
+    files = sorted((folder / layout.HUGGING_FACE).glob("model*.safetensors"))
+    if not files:
+        yield from load_fsdp_state_dict_from_verl_checkpoint(folder).items()
+    for path in files:
+        with safe_open(str(path), framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  # not a dict
+                yield name, file.get_tensor(name)
