@@ -64,4 +64,4 @@ def _models(
         return
     yield f"{prefix}explorer.rollout_model.", explorer.rollout_model
     for index, model in enumerate(explorer.auxiliary_models):
-        yield f"{prefix}explorer.auxiliary_models.{index}.", model
+        yield f"{prefix}explorer.auxiliary_models[{index}].", model
