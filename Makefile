@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test demo-llm lint types venv clean
+.PHONY: quickstart test test-data demo-llm lint types venv clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/python examples/quickstart/prepare.py
@@ -22,6 +22,11 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+# Data-Juicer in an environment of its own: it pins an older dill.
+test-data:
+	PYTHON=$(PYTHON) scripts/install.sh .venv-data data dev
+	.venv-data/bin/python -m pytest tests/service -q
 
 venv: $(VENV)/.core
 
