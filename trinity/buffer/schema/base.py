@@ -1,8 +1,9 @@
 """What a formatter is: one raw row in, one `Experience` out."""
 
-from abc import ABC, abstractmethod
+from __future__ import annotations
 
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from trinity.buffer.rows import Row
 from trinity.buffer.rows.check import RowFault
@@ -10,6 +11,9 @@ from trinity.common.config.buffer import FormatConfig
 from trinity.common.experience import Experience, Messages
 from trinity.common.models.chat import ChatFormat
 from trinity.common.models.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 
 class ExperienceFormatter(ABC):

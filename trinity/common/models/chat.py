@@ -1,15 +1,17 @@
 """Chat messages to text and token ids: the only place that applies a chat template."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-
-from trinity.common.models.loading import load_tokenizer
 from trinity.common.models.messages import Messages, Tools, for_template
 from trinity.common.models.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 _MARK = re.compile(r"{%-?\s*generation\b")
 
@@ -31,6 +33,8 @@ class ChatFormat:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         if self._given is not None:
             return self._given
+        from trinity.common.models.loading import load_tokenizer  # transformers takes seconds
+
         return load_tokenizer(self._settings.model_path, self._settings.trust_remote_code)
 
     def render(

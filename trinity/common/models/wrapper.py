@@ -1,5 +1,7 @@
 """`ModelWrapper`: a model as workflows see it. Text and messages in, experiences out."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cached_property
@@ -7,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from trinity.common.experience import Experience
 from trinity.common.models.chat import ChatFormat
@@ -30,6 +31,7 @@ from trinity.utils.threads import run_sync
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
@@ -67,7 +69,7 @@ class ModelWrapper:
         self._history: list[Experience] = []
         self._transcript = Transcript(self._chat)
 
-    def clone_with_isolated_history(self) -> "ModelWrapper":
+    def clone_with_isolated_history(self) -> ModelWrapper:
         """The same model for another run: engines and tokenizer shared, state and history new."""
         clone = ModelWrapper(self._engines, self._settings, seed=self._seed)
         clone._chat = self._chat
@@ -181,7 +183,7 @@ class ModelWrapper:
 
     # As an API
 
-    def get_openai_client(self) -> "OpenAI":
+    def get_openai_client(self) -> OpenAI:
         """An OpenAI client of this run, for code that is not async.
 
         Its requests stay in this process. With ``enable_history`` every reply is recorded.
@@ -191,7 +193,7 @@ class ModelWrapper:
 
         return openai_client(self)
 
-    def get_openai_async_client(self) -> "AsyncOpenAI":
+    def get_openai_async_client(self) -> AsyncOpenAI:
         """Like `get_openai_client`, for async code."""
         self._require_api()
         from trinity.common.models.api.clients import openai_async_client
