@@ -37,6 +37,23 @@ class ToyReward(RewardFn):
         time.sleep(self.seconds)
         return {"accuracy": sum(c in "0123456789" for c in response) / 10 + len(response) / 100}
 """
+LOSS_PLUGIN = """
+import time
+
+from trinity.algorithm import POLICY_LOSS_FN
+from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
+
+
+@POLICY_LOSS_FN.register_module("toy_slow_loss")
+class SlowLoss(PPOPolicyLossFn):
+    def __init__(self, seconds=0.0):
+        super().__init__()
+        self.seconds = seconds
+
+    def __call__(self, logprob, old_logprob, action_mask, advantages):
+        time.sleep(self.seconds)
+        return super().__call__(logprob, old_logprob, action_mask, advantages)
+"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,7 @@ class Toy:
         _write_model(self.model)
         self.plugins.mkdir()
         (self.plugins / "toy_reward.py").write_text(PLUGIN)
+        (self.plugins / "toy_loss.py").write_text(LOSS_PLUGIN)
         for name, count in (("train", 64), ("eval", 4), ("sft", 32)):
             lines = [json.dumps(_row(random.Random(f"{name} {i}"), i)) for i in range(count)]
             (self.root / f"{name}.jsonl").write_text("\n".join(lines) + "\n")

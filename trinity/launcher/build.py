@@ -21,6 +21,7 @@ from trinity.launcher.reporter import Report, Reporter
 from trinity.synchronizer.board import Board, VersionBoard
 from trinity.synchronizer.file_board import FileBoard
 from trinity.trainer.trainer import Trainer
+from trinity.utils.actor import ProcessDied
 from trinity.utils.log import get_logger
 from trinity.utils.monitor import MONITOR
 
@@ -73,7 +74,9 @@ class Parts:
         waits = [part.close() for part in (self.explorer, self.trainer) if part is not None]
         waits += [engine.close() for engine in self.auxiliary]
         for outcome in await asyncio.gather(*waits, self.buffers.close(), return_exceptions=True):
-            if isinstance(outcome, BaseException):
+            if isinstance(outcome, ProcessDied):
+                self.logger.info("While closing: %s", outcome)
+            elif isinstance(outcome, BaseException):
                 self.logger.warning("While closing: %s: %s", type(outcome).__name__, outcome)
         build_explorer.kill_engines(self.explorer, self.auxiliary)
         build_trainer.kill_engine(self.trainer)

@@ -1,0 +1,53 @@
+"""Ctrl-C, once and twice; and the same job in a second terminal."""
+
+import time
+from pathlib import Path
+
+from tests.e2e.conftest import Start
+from tests.e2e.toy import Toy
+
+
+def test_ctrl_c_saves_and_a_second_start_of_the_job_is_refused(
+    toy: Toy, start: Start, tmp_path: Path
+) -> None:
+    config = toy.config(tmp_path, buffer__total_steps=1000)
+    run = start(config)
+    run.wait_for_step(1)
+
+    second = start(config)
+    assert second.wait() == 2
+    assert f"process {run.process.pid}" in second.last_lines
+
+    run.interrupt()
+    assert run.wait() == 130
+    assert run.summary["status"] == "interrupted"
+    steps = run.summary["stages"][0]["steps"]
+    latest = (run.job / "latest_checkpointed_iteration.txt").read_text()
+    assert int(latest) == steps >= 1
+    folder = run.job / f"global_step_{steps}"
+    assert (folder / "explorer_meta.json").is_file()
+    assert (folder / "actor" / "huggingface" / "model.safetensors").is_file()
+    assert "toy/job: interrupted" in run.screen
+    assert run.remaining() == []
+
+
+def test_a_second_ctrl_c_stops_at_once(toy: Toy, start: Start, tmp_path: Path) -> None:
+    """The loss is a plugin, of a folder in the environment, and each step takes a minute."""
+    config = toy.config(
+        tmp_path,
+        algorithm__policy_loss_fn="toy_slow_loss",
+        algorithm__policy_loss_fn_args={"seconds": 60},
+    )
+    run = start(config, plugins=None, env={"TRINITY_PLUGIN_DIRS": str(toy.plugins)})
+    run.wait_for(lambda: "Step 1:" in run.log("explorer"), "a step")
+    time.sleep(2)
+    run.interrupt()
+    run.wait_for(lambda: "Press Ctrl-C again" in run.screen, "an answer")
+    time.sleep(1)
+    assert run.process.poll() is None
+    run.interrupt()
+    start_s = time.monotonic()
+    assert run.wait() == 130
+    assert time.monotonic() - start_s < 10
+    assert not list(run.job.glob("global_step_*"))
+    assert run.remaining() == []

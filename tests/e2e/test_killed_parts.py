@@ -1,0 +1,53 @@
+"""A process of a run dies: a runner is replaced; without engine or trainer the run ends at once."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Start
+from tests.e2e.test_grpo_run import scalars
+from tests.e2e.toy import Toy
+
+SLOW_REWARD = {"default_reward_fn_type": "toy_reward", "reward_fn_args": {"seconds": 0.5}}
+
+
+def test_a_killed_runner_is_replaced_and_nothing_counts_twice(
+    toy: Toy, start: Start, tmp_path: Path
+) -> None:
+    config = toy.config(tmp_path, buffer__explorer_input__taskset=SLOW_REWARD)
+    run = start(config)
+    run.wait_for(lambda: "Step 2:" in run.log("explorer"), "step 2")
+    os.kill(run.pid_of("explorer_runner_0"), signal.SIGKILL)
+    run.succeed()
+    found = scalars(run.job, "explorer")
+    assert found["rollout/experience_count"] == [16] * 3
+    assert found["rollout/finished_task_count"] == [4] * 3
+    assert sum(found["rollout/lost_runner_count"]) == 1
+    assert sum(found["rollout/failed_task_count"]) == 0
+    assert scalars(run.job, "trainer")["sample/task_count"] == [4] * 3
+    assert run.summary["stages"][0]["samples"] == 48
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("trainer", "trainer"), ("engine", "explorer_rollout_model_0")]
+)
+def test_a_killed_part_ends_the_run_and_is_named_last(
+    toy: Toy, start: Start, tmp_path: Path, part: str, name: str
+) -> None:
+    config = toy.config(
+        tmp_path, buffer__total_steps=100, buffer__explorer_input__taskset=SLOW_REWARD
+    )
+    run = start(config)
+    run.wait_for_step(1)
+    os.kill(run.pid_of(part), signal.SIGKILL)
+    start_s = time.monotonic()
+    assert run.wait() == 1
+    assert time.monotonic() - start_s < 15
+    assert f"{name}: the process was killed" in run.last_lines
+    assert "Traceback" not in run.screen
+    assert run.summary["status"] == "failed"
+    assert name in run.summary["error"]
+    assert run.remaining() == []
