@@ -19,15 +19,30 @@ _ROWS_AT_ONCE_CPU = 32  # its products stay in the cache of a core
 _ROWS_AT_ONCE = 512  # enough to keep a GPU busy
 
 
+class WeightsDigest:
+    """Takes tensors one at a time; see `weights_digest`."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, Tensor]] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take in one tensor; it may be freed afterwards."""
+        label = f"{name} {tensor.dtype} {tuple(tensor.shape)} "
+        self._parts.append((label, _row_digests(tensor)))
+
+    def hexdigest(self) -> str:
+        """The digest of what was taken in so far."""
+        digest = hashlib.blake2b(digest_size=16)
+        for label, rows in sorted(self._parts, key=lambda part: part[0]):
+            digest.update(label.encode() + rows.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+
 def weights_digest(weights: Iterable[tuple[str, Tensor]]) -> str:
     """Hex digest over names, dtypes, shapes and every bit of the tensors, in any order of names."""
-    parts = [
-        (f"{name} {tensor.dtype} {tuple(tensor.shape)} ", _row_digests(tensor))
-        for name, tensor in weights
-    ]
-    digest = hashlib.blake2b(digest_size=16)
-    for label, rows in sorted(parts, key=lambda part: part[0]):
-        digest.update(label.encode() + rows.cpu().numpy().tobytes())
+    digest = WeightsDigest()
+    for name, tensor in weights:
+        digest.add(name, tensor)
     return digest.hexdigest()
 
 
