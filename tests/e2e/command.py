@@ -60,14 +60,14 @@ class Command:
         path = self.job / "log" / f"{part}.log"
         return path.read_text() if path.exists() else ""
 
-    def wait(self, timeout_s: float = 120) -> int:
+    def wait(self, timeout_s: float = 250) -> int:
         """Its exit code."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"Not done after {timeout_s} s:\n{self.screen}") from None
 
-    def succeed(self, timeout_s: float = 120) -> "Command":
+    def succeed(self, timeout_s: float = 250) -> "Command":
         """Wait for its end, which must be a good one."""
         code = self.wait(timeout_s)
         assert code == 0, f"exit code {code}:\n{self.screen}"
@@ -77,7 +77,7 @@ class Command:
         """Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
-    def wait_for(self, find: Callable[[], T | None], what: str, timeout_s: float = 90) -> T:
+    def wait_for(self, find: Callable[[], T | None], what: str, timeout_s: float = 200) -> T:
         """What ``find`` gives once it gives something true, while the command runs."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

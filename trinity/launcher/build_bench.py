@@ -41,8 +41,17 @@ def _weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Weights by Hugging Face name: of the exported model if there is one, else of the shards."""
     files = sorted((folder / layout.HUGGING_FACE).glob("model*.safetensors"))
     if not files:
-        yield from load_fsdp_state_dict_from_verl_checkpoint(folder).items()
+        yield from _untied(load_fsdp_state_dict_from_verl_checkpoint(folder)).items()
     for path in files:
         with safe_open(str(path), framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # not a dict
                 yield name, file.get_tensor(name)
+
+
+def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the output layer if it is the embedding: engines know tied weights by one name."""
+    head = weights.get("lm_head.weight")
+    tied = [t for name, t in weights.items() if name.endswith("embed_tokens.weight")]
+    if head is None or not any(torch.equal(head, tensor) for tensor in tied):
+        return weights
+    return {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}

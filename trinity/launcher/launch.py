@@ -172,7 +172,8 @@ class Job:
             logger.info("Filled in: %s", note)
         await self._prepare_tasks(plan)
         recorder = StageRecorder(stage, started)
-        resume = find_resume_point(plan.job, logger.warning)
+        is_bench = plan.config.mode is Mode.BENCH
+        resume = None if is_bench else find_resume_point(plan.job, logger.warning)
         parts = build_parts(plan, resume, [recorder.report, self.screen.report], self.screen.say)
         self.screen.show(plan.table(parts.total_steps))
         title = f"stage {index + 1} of {len(self.plans)}: {plan.stage}" if plan.stage else "run"
