@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _ROW_WORDS = 2**14  # part of the definition: another value gives other digests
-_ROWS_AT_ONCE_CPU = 32  # its products stay in the cache of a core
+_ROWS_AT_ONCE_CPU = 1  # in a core's cache, and below what torch splits: threads wait on busy cores
 _ROWS_AT_ONCE = 512  # enough to keep a GPU busy
 
 
