@@ -61,6 +61,11 @@ def begin_folder(folder: Path) -> Path:
     return aside
 
 
+def abandon_folder(folder: Path) -> None:
+    """Remove what was written in place of ``folder``."""
+    shutil.rmtree(aside_of(folder), ignore_errors=True)
+
+
 def finish_folder(folder: Path) -> None:
     """Bring all files to disk, note their sizes, and put the folder in place."""
     aside = aside_of(folder)

@@ -52,11 +52,13 @@ class Backbone(nn.Module):
         self.model = model
         self._decoder = [decoder]
 
-    def forward(self, packed: PackedRows, plan: attention.AttentionPlan) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, plan: attention.AttentionPlan
+    ) -> Tensor:
         """[N, D] last hidden states of a packed row."""
         outputs = self._decoder[0](
-            input_ids=packed.token_ids[None],
-            position_ids=packed.position_ids[None],
+            input_ids=token_ids[None],
+            position_ids=position_ids[None],
             use_cache=False,
             attention_plan=plan,
         )
@@ -116,7 +118,8 @@ class PackedModel(ABC):
 
     def hidden(self, packed: PackedRows) -> Tensor:
         """[M, D] output of the last layer where trained tokens are predicted."""
-        hidden_ND = self.backbone(packed, attention.plan_attention(packed))
+        plan = attention.plan_attention(packed)
+        hidden_ND = self.backbone(packed.token_ids, packed.position_ids, plan)
         return hidden_ND.index_select(0, packed.source)
 
     def token_outputs(self, batch: TrainBatch, entropy: bool = False) -> TokenOutputs:

@@ -1,0 +1,68 @@
+"""Ranks as plain processes, called through pipes: what Ray's actors are in a run."""
+
+import asyncio
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+from trinity.trainer.backends.torch.rank import TorchTrainRank
+from trinity.trainer.backends.torch.rank_group import RankGroup
+from trinity.trainer.backends.torch.settings import TorchEngineSettings
+from trinity.trainer.backends.torch.sharding import RankSettings
+
+
+def _serve(pipe: Connection, settings: TorchEngineSettings, rank: RankSettings) -> None:
+    engine = TorchTrainRank(settings, None, rank)
+
+    async def loop() -> None:
+        while True:
+            call = await asyncio.to_thread(pipe.recv)
+            if call is None:
+                return
+            name, args = call
+            try:
+                pipe.send((await getattr(engine, name)(*args), None))
+            except Exception as error:
+                pipe.send((None, error))
+
+    asyncio.run(loop())
+
+
+class _StandIn:
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def __getattr__(self, name: str):
+        async def call(*args):
+            self._pipe.send((name, args))
+            value, error = await asyncio.to_thread(self._pipe.recv)
+            if error is not None:
+                raise error
+            return value
+
+        return call
+
+
+@contextmanager
+def rank_group(
+    settings: TorchEngineSettings, world_size: int, **rank: object
+) -> Iterator[RankGroup]:
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for number in range(world_size):
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_serve,
+            args=(theirs, settings, RankSettings(number, world_size, timeout_s=120, **rank)),
+            daemon=True,
+        )
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        yield RankGroup([_StandIn(pipe) for pipe in pipes], settings)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

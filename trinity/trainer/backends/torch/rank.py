@@ -1,0 +1,125 @@
+"""`TorchTrainRank`: one process of an engine that is spread over several."""
+
+import socket
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from trinity.algorithm.aggregate import LossScope
+from trinity.checkpoint import atomic
+from trinity.common.models.protocol import WeightTicket
+from trinity.synchronizer.channel import WeightChannel
+from trinity.trainer.backends.torch.engine import TorchTrainEngine
+from trinity.trainer.backends.torch.microbatch import MicroBatch
+from trinity.trainer.backends.torch.settings import TorchEngineSettings
+from trinity.trainer.backends.torch.sharding import Ranks, RankSettings
+from trinity.trainer.backends.torch.state import Files, ModelState, write_files
+from trinity.trainer.backends.torch.updates import Share
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.engine import ModelRole, TrainedRole
+from trinity.trainer.loss import BatchObjective
+
+
+class TorchTrainRank(TorchTrainEngine):
+    """Holds its part of every weight; `trinity.trainer.backends.torch.rank_group` leads it.
+
+    Every method that computes is called on all ranks at once, with plans of equal length.
+    """
+
+    def __init__(
+        self,
+        settings: TorchEngineSettings,
+        channel: WeightChannel | None,
+        rank: RankSettings,
+    ) -> None:
+        super().__init__(settings, channel)
+        self._rank = rank
+        self._ranks: Ranks | None = None
+
+    async def address(self) -> str:
+        """Where the ranks can meet: this host and a free port."""
+        host = socket.gethostbyname(socket.gethostname())
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f"{host}:{probe.getsockname()[1]}"
+
+    async def join(self, address: str) -> None:
+        """Meet the other ranks, and load the models."""
+
+        def meet() -> None:
+            self._ranks = Ranks(self._rank, self._settings.device, address)
+            self._prepare(self._ranks)
+
+        await self._run(meet)
+
+    async def forward_planned(
+        self, batch: TrainBatch, which: ModelRole, entropy: bool, plan: Sequence[MicroBatch]
+    ) -> dict[str, Tensor]:
+        """`forward` of this rank's rows."""
+        return await self._run(lambda: self._forward(batch, which, entropy, plan))
+
+    async def backward_planned(
+        self,
+        batch: TrainBatch,
+        objective: BatchObjective,
+        which: TrainedRole,
+        plan: Sequence[MicroBatch],
+        scope: LossScope,
+    ) -> Share:
+        """`forward_backward` of this rank's rows."""
+        return await self._run(lambda: self._backward(batch, objective, which, plan, scope))
+
+    async def backward_from(
+        self,
+        batch: TrainBatch,
+        gradient: dict[str, Tensor],
+        which: TrainedRole,
+        plan: Sequence[MicroBatch],
+    ) -> None:
+        """Backward pass of this rank's rows from the gradient at their outputs."""
+        await self._run(lambda: self._backward_from(batch, gradient, which, plan))
+
+    async def send_weights(self, version: int) -> WeightTicket:
+        """All ranks put the weights together; the one with the channel sends them."""
+        if self._channel is not None:
+            return await super().send_weights(version)
+        weights = self._trained("actor").optimizer.weights
+        await self._run(lambda: deque(weights.export(), maxlen=0))
+        return WeightTicket(version, "", "", None)
+
+    async def begin_checkpoint(self, path: str | Path) -> None:
+        """Make the folder that all ranks write into; on one rank."""
+        atomic.begin_folder(Path(path))
+
+    async def save_part(self, path: str | Path, hf: bool) -> None:
+        """Begin to write this rank's part of a checkpoint."""
+        states = await self._run(lambda: self._states(hf))
+        self._writer.begin_part(atomic.aside_of(Path(path)), states)
+
+    async def finish_checkpoint(self, path: str | Path, files: Files) -> None:
+        """Put the folder in place, once all ranks have written; on one rank."""
+        write_files(atomic.aside_of(Path(path)), files)
+        atomic.finish_folder(Path(path))
+
+    async def abandon_checkpoint(self, path: str | Path) -> None:
+        """Remove what was written of a checkpoint that failed; on one rank."""
+        atomic.abandon_folder(Path(path))
+
+    async def close(self) -> None:
+        try:
+            if self._ranks is not None:
+                await self._run(self._ranks.close)
+        finally:
+            await super().close()
+
+    def _states(self, hf: bool) -> dict[str, ModelState]:
+        rank, world_size = self._rank.rank, self._rank.world_size
+        states: dict[str, ModelState] = {}
+        for role, model in self._models.items():
+            folder = self._hf_folder(role, model, hf)
+            states[role] = ModelState.copy_of(
+                model.optimizer, folder if rank == 0 else None, rank, world_size
+            )
+        return states

@@ -1,0 +1,214 @@
+"""`RankGroup`: several ranks as one `TrainEngine`. It cuts batches and puts results together."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trinity.algorithm.aggregate import LossScope
+from trinity.common.models.protocol import WeightTicket
+from trinity.trainer.backends.torch import updates
+from trinity.trainer.backends.torch.microbatch import MicroBatch, plan_micro_batches
+from trinity.trainer.backends.torch.rank import TorchTrainRank
+from trinity.trainer.backends.torch.settings import TorchEngineSettings
+from trinity.trainer.backends.torch.state import Files
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.engine import ModelRole, TrainedRole
+from trinity.trainer.loss import BatchObjective
+
+
+class RankGroup:
+    """A `TrainEngine` over ranks, which are `TorchTrainRank` or stand-ins for them.
+
+    Rows go to ranks by whole groups, so that prompts stay shared, balanced by tokens; a group
+    larger than a rank's share is cut. All counts of a loss are those of the whole batch, so the
+    result is that of one process.
+    """
+
+    def __init__(self, ranks: Sequence[TorchTrainRank], settings: TorchEngineSettings) -> None:
+        self._ranks = list(ranks)
+        self._settings = settings
+        self._saving: tuple[str | Path, Files] | None = None
+
+    async def prepare(self) -> None:
+        address = await self._ranks[0].address()
+        await asyncio.gather(*(rank.join(address) for rank in self._ranks))
+
+    async def forward(
+        self, batch: TrainBatch, which: ModelRole = "actor", entropy: bool = False
+    ) -> dict[str, Tensor]:
+        parts = self._parts(batch, which, None)
+        found = await asyncio.gather(
+            *(
+                rank.forward_planned(part.batch, which, entropy, part.plan)
+                for rank, part in zip(self._ranks, parts, strict=True)
+            )
+        )
+        whole: dict[str, Tensor] = {}
+        width = batch["action_mask"].shape[1]
+        for part, outputs in zip(parts, found, strict=True):
+            for name, values in outputs.items():
+                target = whole.setdefault(name, values.new_zeros(len(batch), width))
+                target[part.rows, : values.shape[1]] = values[: len(part.rows)]
+        return whole
+
+    async def forward_backward(
+        self,
+        batch: TrainBatch,
+        objective: BatchObjective,
+        which: TrainedRole = "actor",
+        scope: LossScope | None = None,
+    ) -> dict[str, float]:
+        scope = scope or updates.scope_of(batch)
+        if not objective.adds_up(batch):
+            return await self._in_two_passes(batch, objective, which, scope)
+        parts = self._parts(batch, which, objective)
+        shares = await asyncio.gather(
+            *(
+                rank.backward_planned(part.batch, objective, which, part.plan, scope)
+                for rank, part in zip(self._ranks, parts, strict=True)
+            )
+        )
+        return updates.Share.total(shares, objective.loss_name)
+
+    async def optim_step(self, which: TrainedRole = "actor") -> dict[str, float]:
+        found = await asyncio.gather(*(rank.optim_step(which) for rank in self._ranks))
+        return found[0]
+
+    async def send_weights(self, version: int) -> WeightTicket:
+        found = await asyncio.gather(*(rank.send_weights(version) for rank in self._ranks))
+        return found[0]
+
+    async def save(self, path: str | Path, hf: bool = False, files: Files | None = None) -> None:
+        await self.wait_saved()
+        await self._ranks[0].begin_checkpoint(path)
+        self._saving = (path, files or {})
+        await asyncio.gather(*(rank.save_part(path, hf) for rank in self._ranks))
+
+    async def wait_saved(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        try:
+            await asyncio.gather(*(rank.wait_saved() for rank in self._ranks))
+            await self._ranks[0].finish_checkpoint(*saving)
+        except BaseException:
+            await self._ranks[0].abandon_checkpoint(saving[0])
+            raise
+
+    async def load(self, path: str | Path, weights_only: bool = False) -> None:
+        await asyncio.gather(*(rank.load(path, weights_only) for rank in self._ranks))
+
+    async def health(self) -> dict[str, float]:
+        found = await asyncio.gather(*(rank.health() for rank in self._ranks))
+        peak = max(figures["peak_memory_mb"] for figures in found)
+        return {**found[0], "peak_memory_mb": peak}
+
+    async def close(self) -> None:
+        try:
+            await self.wait_saved()
+        finally:
+            await asyncio.gather(*(rank.close() for rank in self._ranks))
+
+    async def _in_two_passes(
+        self, batch: TrainBatch, objective: BatchObjective, which: TrainedRole, scope: LossScope
+    ) -> dict[str, float]:
+        outputs = await self.forward(batch, which, objective.needs_entropy)
+        gradient, share = updates.gradient_at_outputs(outputs, batch, objective, scope)
+        parts = self._parts(batch, which, objective)
+        await asyncio.gather(
+            *(
+                rank.backward_from(
+                    part.batch,
+                    {name: values[part.rows] for name, values in gradient.items()},
+                    which,
+                    part.plan,
+                )
+                for rank, part in zip(self._ranks, parts, strict=True)
+            )
+        )
+        return updates.Share.total([share], objective.loss_name)
+
+    def _parts(
+        self, batch: TrainBatch, which: ModelRole, objective: BatchObjective | None
+    ) -> list["_Part"]:
+        """Each rank's rows, and its micro-batches: as many for all, idle ones at the same place."""
+        rule = self._settings.rule(which, with_gradient=objective is not None)
+        idle = torch.zeros(len(batch), dtype=torch.bool)
+        if objective is not None:
+            idle = objective.idle_rows(batch)
+        shares = split_rows(batch, len(self._ranks))
+        plans = []
+        for rows in shares:
+            own = batch.select(rows)
+            plans.append(
+                plan_micro_batches(own, rule, idle[rows], self._settings.shares_prefixes)
+                if rows
+                else []
+            )
+        return [
+            _Part.of(batch, rows, plan) for rows, plan in zip(shares, _align(plans), strict=True)
+        ]
+
+
+class _Part:
+    """What one rank works on; without rows it holds one of another rank's, which counts nothing."""
+
+    def __init__(self, batch: TrainBatch, rows: list[int], plan: list[MicroBatch]) -> None:
+        self.batch, self.rows, self.plan = batch, rows, plan
+
+    @classmethod
+    def of(cls, batch: TrainBatch, rows: list[int], plan: list[MicroBatch]) -> "_Part":
+        some = int(batch["action_mask"].any(dim=1).nonzero()[0])
+        return cls(batch.select(rows or [some]), rows, plan)
+
+
+def split_rows(batch: TrainBatch, num_parts: int) -> list[list[int]]:
+    """Rows of each part: whole groups, the largest first to whoever has the fewest tokens."""
+    group, length = batch["group_id"].tolist(), batch.lengths.tolist()
+    prompt = batch["prompt_length"].tolist()
+    trained = batch["action_mask"].any(dim=1).tolist()
+    groups: dict[int, list[list[int]]] = {}
+    for unit in batch.units():
+        if any(trained[row] for row in unit):
+            groups.setdefault(group[unit[0]], []).append(unit)
+
+    def cost(units: list[list[int]]) -> int:
+        rows = [row for unit in units for row in unit]
+        return sum(length[row] - prompt[row] for row in rows) + max(prompt[row] for row in rows)
+
+    bound = sum(cost(units) for units in groups.values()) / num_parts
+    pieces = [piece for units in groups.values() for piece in _cut(units, cost, bound)]
+    pieces.sort(key=cost, reverse=True)
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    loads = [0] * num_parts
+    for piece in pieces:
+        part = loads.index(min(loads))
+        parts[part] += [row for unit in piece for row in unit]
+        loads[part] += cost(piece)
+    return [sorted(part) for part in parts]
+
+
+def _cut(
+    units: list[list[int]], cost: Callable[[list[list[int]]], int], bound: float
+) -> list[list[list[int]]]:
+    """A group in pieces of about ``bound`` tokens at most."""
+    count = min(len(units), max(1, -(-int(cost(units)) // max(int(bound), 1))))
+    size = -(-len(units) // count)
+    return [units[start : start + size] for start in range(0, len(units), size)]
+
+
+def _align(plans: Sequence[list[MicroBatch]]) -> list[list[MicroBatch]]:
+    """Plans filled up with empty micro-batches: busy ones first, then idle ones, on all ranks."""
+    busy = [[micro for micro in plan if not micro.is_idle] for plan in plans]
+    idle = [[micro for micro in plan if micro.is_idle] for plan in plans]
+    most_busy, most_idle = max(map(len, busy)), max(map(len, idle))
+    return [
+        b
+        + [MicroBatch([])] * (most_busy - len(b))
+        + i
+        + [MicroBatch([], is_idle=True)] * (most_idle - len(i))
+        for b, i in zip(busy, idle, strict=True)
+    ]
