@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,14 @@ HOMES = {
 FILES = sorted(ROOT.rglob("*.py"))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """Line and dotted name of every import in a file, those inside functions included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -83,7 +89,7 @@ def test_third_parties_stay_at_home(path: Path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_file_says_what_it_owns(path: Path):
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     is_plain_init = path.name == "__init__.py"
     assert is_plain_init or not tree.body or ast.get_docstring(tree), f"{path} has no docstring"
 

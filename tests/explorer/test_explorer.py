@@ -215,3 +215,14 @@ async def test_trainer_driven_takes_the_newest_without_waiting():
     await scene.board.close("done")
     await scene.explorer.run()
     assert scene.engine.loaded == [7]
+
+
+async def test_a_run_in_which_every_task_fails_ends_with_the_cause():
+    scene = Scene(steps=9, schedule=SyncSchedule(SyncStyle.TRAINER_DRIVEN))
+
+    async def collect(batch_id: int | str, **_: float) -> BatchResult:
+        return BatchResult([], [TaskStatus(0, False, 3, 0.1, "no such tool", [], Task())], {})
+
+    scene.scheduler.collect = collect
+    with pytest.raises(RuntimeError, match=r"3 steps in a row.*no such tool"):
+        await scene.explorer.run()

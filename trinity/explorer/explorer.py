@@ -21,6 +21,8 @@ from trinity.utils.timer import timed
 
 Report = Callable[[str, int, Metrics], None]
 
+_MAX_FAILED_STEPS = 3
+
 START_TIMEOUT_S = 900.0
 """Seconds that an engine or a trainer may take to load its model."""
 
@@ -109,6 +111,7 @@ class Explorer:
     version: int = 0
     on_step_written: Callable[[], Awaitable[None]] | None = None
     _eval_at: int = -1
+    _failed_steps: int = 0
     _is_stopping: bool = False
     _finished_state: dict[str, object] | None = None
 
@@ -163,7 +166,23 @@ class Explorer:
                 wait_after_min_s=self.settings.wait_after_min_s,
             )
         metrics |= self._rollout_metrics(result, metrics["rollout/time/step"])
+        self._refuse_endless_failure(result)
         return result
+
+    def _refuse_endless_failure(self, result: BatchResult) -> None:
+        """End a run in which step after step no task at all succeeds.
+
+        Raises:
+            RuntimeError: With what the last task failed of.
+        """
+        failed = [status for status in result.statuses if not status.ok]
+        is_all = bool(failed) and len(failed) == len(result.statuses)
+        self._failed_steps = self._failed_steps + 1 if is_all else 0
+        if self._failed_steps >= _MAX_FAILED_STEPS:
+            raise RuntimeError(
+                f"All {len(failed)} tasks failed in {self._failed_steps} steps in a row; see "
+                f"explorer.log and explorer_runner_*.log. The last one: {failed[-1].message}"
+            )
 
     def _rollout_metrics(self, result: BatchResult, seconds: float) -> Metrics:
         """The scheduler's metrics of the batch, and what the explorer alone knows."""
