@@ -35,7 +35,7 @@ $(VENV)/.core: pyproject.toml scripts/install.sh
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	scripts/install.sh $(VENV) dev gym
+	scripts/install.sh $(VENV) dev gym api
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.core

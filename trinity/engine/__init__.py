@@ -6,6 +6,7 @@ ENGINES: Registry[type] = Registry(
     "engine",
     {
         "torch": "trinity.engine.torch.engine.TorchEngine",
+        "vllm": "trinity.engine.vllm.engine.VLLMEngine",
         "openai": "trinity.engine.openai.engine.OpenAIEngine",
         "external": "trinity.engine.openai.engine.OpenAIEngine",
     },

@@ -8,18 +8,17 @@ from trinity.common.config import Config, InferenceModelConfig
 from trinity.common.constants import ConcurrentMode, EngineType, Mode
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.protocol import InferenceEngine
-from trinity.engine.openai.engine import OpenAIEngine
+from trinity.engine import engine_class
 from trinity.engine.openai.settings import OpenAIEngineSettings
-from trinity.engine.served import ServedEngine
-from trinity.engine.torch.engine import TorchEngine
 from trinity.engine.torch.settings import TorchEngineSettings
+from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.explorer.benchmark import NoSink, NoTasks
 from trinity.explorer.explorer import Explorer, ExplorerSettings
 from trinity.explorer.pool import RunnerPool
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.launcher.buffers import Buffers
-from trinity.launcher.plan import RunPlan
+from trinity.launcher.plan import RunPlan, engine_gpus
 from trinity.launcher.reporter import Reporter
 from trinity.synchronizer.board import Board
 from trinity.utils import actor
@@ -145,7 +144,6 @@ def torch_settings(
     config: Config, model: InferenceModelConfig, cores: int, device: str
 ) -> TorchEngineSettings:
     """What the embedded engine is told of a model."""
-    overrides = {"rope_scaling": model.rope_scaling, "rope_theta": model.rope_theta}
     return TorchEngineSettings(
         model_path=model.model_path or config.model.model_path,
         dtype=model.dtype,
@@ -156,7 +154,7 @@ def torch_settings(
         enable_prefix_caching=model.enable_prefix_caching,
         device=device,
         trust_remote_code=model.trust_remote_code,
-        config_overrides={key: value for key, value in overrides.items() if value is not None},
+        config_overrides=_rope_overrides(model),
     )
 
 
@@ -172,8 +170,42 @@ def _openai_settings(config: Config, model: InferenceModelConfig) -> OpenAIEngin
 def _engine_of(plan: RunPlan, model: InferenceModelConfig) -> tuple[type, object]:
     """Class and settings of the engine that a model runs on."""
     if model.engine_type is EngineType.OPENAI:
-        return OpenAIEngine, _openai_settings(plan.config, model)
-    return TorchEngine, torch_settings(plan.config, model, plan.cores, plan.device)
+        settings: object = _openai_settings(plan.config, model)
+    elif model.engine_type is EngineType.VLLM:
+        settings = _vllm_settings(plan.config, model)
+    else:
+        settings = torch_settings(plan.config, model, plan.cores, plan.device)
+    return engine_class(str(model.engine_type)), settings
+
+
+def _vllm_settings(config: Config, model: InferenceModelConfig) -> VLLMEngineSettings:
+    names = (
+        "dtype",
+        "seed",
+        "max_model_len",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "enable_expert_parallel",
+        "gpu_memory_utilization",
+        "enforce_eager",
+        "enable_prefix_caching",
+        "enable_chunked_prefill",
+        "enable_log_requests",
+        "trust_remote_code",
+        "extra_engine_args",
+    )
+    return VLLMEngineSettings(
+        model_path=model.model_path or config.model.model_path,
+        init_seed=config.seed,
+        config_overrides=_rope_overrides(model),
+        **{name: getattr(model, name) for name in names},
+    )
+
+
+def _rope_overrides(model: InferenceModelConfig) -> dict[str, object]:
+    given = {"rope_scaling": model.rope_scaling, "rope_theta": model.rope_theta}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _spawn_engine(
@@ -181,12 +213,20 @@ def _spawn_engine(
 ) -> InferenceEngine:
     """The engine in a process of its own, with the OpenAI API beside it if that is asked for."""
     kind, settings = _engine_of(plan, model)
+    num_gpus = engine_gpus(model) if plan.gpus.total else 0
     asks_for_api = model is plan.config.explorer.rollout_model and model.enable_openai_api
     if model.base_port is None and not asks_for_api:
         engine: InferenceEngine = actor.spawn(
-            kind, settings, name=name, namespace=plan.namespace, env_vars=plan.compute_env
+            kind,
+            settings,
+            name=name,
+            namespace=plan.namespace,
+            num_gpus=num_gpus,
+            env_vars=plan.compute_env,
         )
         return engine
+    from trinity.engine.served import ServedEngine
+
     served: InferenceEngine = actor.spawn(
         ServedEngine,
         partial(kind, settings),
@@ -195,6 +235,7 @@ def _spawn_engine(
         api_key=None if model.api_key == "EMPTY" else model.api_key,
         name=name,
         namespace=plan.namespace,
+        num_gpus=num_gpus,
         env_vars=plan.compute_env,
     )
     return served

@@ -75,6 +75,7 @@ def _engine(plan: RunPlan, total_steps: int | None) -> TrainEngine:
         _channel(plan),
         name=plan.config.trainer.name,
         namespace=plan.namespace,
+        num_gpus=plan.gpus.trainer,
         env_vars=plan.compute_env,
     )
     return engine

@@ -12,7 +12,7 @@ from trinity.buffer import check_experience_buffer, check_taskset
 from trinity.common.config import Config, TasksetConfig
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.unread import find_unread
-from trinity.common.constants import EngineType, Mode, TrainerType
+from trinity.common.constants import EngineType, Mode, SyncMethod, TrainerType
 from trinity.common.errors import Problem
 from trinity.common.workflows import check_workflow
 from trinity.launcher.hardware import is_port_free
@@ -29,7 +29,7 @@ _TOKENIZER_FILES = (
 )
 _PACKAGES = {
     EngineType.VLLM: ("vllm", "vllm"),
-    EngineType.OPENAI: ("openai", "openai"),
+    EngineType.OPENAI: ("httpx", "api"),
     EngineType.TINKER: ("tinker", "tinker"),
     TrainerType.VERL: ("verl", "verl"),
     TrainerType.TINKER: ("tinker", "tinker"),
@@ -50,6 +50,7 @@ def find_start_problems(config: Config) -> list[Problem]:
     found = [
         *find_unread(config),
         *_package_problems(config),
+        *_unbuilt_problems(config),
         *_model_problems(config),
         *_data_problems(config),
         *_place_problems(config),
@@ -92,6 +93,32 @@ def _package_problems(config: Config) -> Iterator[Problem]:
                 "built-in engine and trainer.",
                 str(kind),
             )
+
+
+def _unbuilt_problems(config: Config) -> Iterator[Problem]:
+    """What a configuration may ask for and this version can't do yet."""
+    if config.mode.pairs and config.synchronizer.sync_method is SyncMethod.NCCL:
+        yield Problem(
+            "synchronizer.sync_method",
+            "Weights don't travel by NCCL yet.",
+            "Set `synchronizer.sync_method: memory` (or `checkpoint`).",
+            "nccl",
+        )
+    if config.mode is Mode.SERVE or config.mode is Mode.COLOCATE:
+        yield Problem(
+            "mode",
+            f"Mode {config.mode} is not there yet.",
+            "Set `mode: both`, `train`, `explore` or `bench`.",
+            str(config.mode),
+        )
+    rollout = config.explorer.rollout_model
+    serves = config.mode.explores and (rollout.enable_openai_api or rollout.base_port)
+    if serves and importlib.util.find_spec("fastapi") is None:
+        yield Problem(
+            "explorer.rollout_model.enable_openai_api",
+            "The package 'fastapi' is not installed.",
+            "Install it with pip install 'trinity-rft[api]'.",
+        )
 
 
 def _model_problems(config: Config) -> Iterator[Problem]:

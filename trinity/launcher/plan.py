@@ -279,8 +279,8 @@ def gpu_needs(config: Config, found: int) -> GpuNeeds:
     explorer = config.explorer
     if not _wants_gpus(config, found):
         return GpuNeeds(0, 0, 0, found)
-    rollout = _engine_gpus(explorer.rollout_model) if config.mode.explores else 0
-    auxiliary = sum(map(_engine_gpus, explorer.auxiliary_models)) if config.mode.explores else 0
+    rollout = _model_gpus(explorer.rollout_model) if config.mode.explores else 0
+    auxiliary = sum(map(_model_gpus, explorer.auxiliary_models)) if config.mode.explores else 0
     if config.mode is Mode.COLOCATE:
         return GpuNeeds(rollout, auxiliary, 0, found)
     trainer = 0
@@ -307,11 +307,15 @@ def has_vllm_for_cpu() -> bool:
     return True
 
 
-def _engine_gpus(model: InferenceModelConfig) -> int:
+def engine_gpus(model: InferenceModelConfig) -> int:
+    """GPUs of one engine of a model."""
     if model.engine_type in (EngineType.OPENAI, EngineType.TINKER):
         return 0
-    size = model.tensor_parallel_size * model.pipeline_parallel_size * model.data_parallel_size
-    return model.engine_num * size
+    return model.tensor_parallel_size * model.pipeline_parallel_size * model.data_parallel_size
+
+
+def _model_gpus(model: InferenceModelConfig) -> int:
+    return model.engine_num * engine_gpus(model)
 
 
 def _engine_text(model: InferenceModelConfig) -> str:

@@ -1,0 +1,377 @@
+"""`VLLMEngine`: vLLM's `AsyncLLM` behind the face of an `InferenceEngine`."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from vllm import SamplingParams as VLLMParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferInitRequest,
+    WeightTransferUpdateRequest,
+)
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from trinity.common.models.loading import (
+    has_weights,
+    load_causal_lm,
+    load_tokenizer,
+)
+from trinity.common.models.protocol import (
+    Completion,
+    FinishReason,
+    SamplingParams,
+    WeightTicket,
+)
+from trinity.engine.vllm.settings import VLLMEngineSettings
+from trinity.engine.vllm.shipping import Shapes, expected_shapes, ticket_files
+from trinity.engine.vllm.transfer import BACKEND, EXTENSION
+from trinity.utils.log import get_logger
+
+_PAUSE_MODES = {"pause": "wait", "keep": "keep", "abort": "abort"}
+_CPU_CACHE_BYTES = 2**30
+
+
+class VLLMEngine:
+    """Samples with vLLM, in a process that vLLM starts.
+
+    Logprobs are those of the distribution that was sampled from, which vLLM takes after top-p,
+    top-k and min-p: with those in use they are not those of the whole distribution.
+
+    Lifecycle: ``prepare`` -> concurrent calls -> ``close``.
+    """
+
+    def __init__(self, settings: VLLMEngineSettings) -> None:
+        self._settings = settings
+        self._llm: AsyncLLM | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._shapes: Shapes = {}
+        self._dtype = torch.float32
+        self._max_model_len = 0
+        self._version = settings.version
+        self._ids = itertools.count()
+        self._running = 0
+        self._num_tokens = 0
+        self._broken: Exception | None = None
+        self._may_start = asyncio.Event()
+        self._update_lock = asyncio.Lock()
+        self._has_warned = False
+        self._log = get_logger("engine")
+
+    async def prepare(self) -> None:
+        """Start vLLM and wait until it is ready to sample."""
+        if self._llm is not None:
+            return
+        llm = await asyncio.to_thread(self._start)
+        await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+        self._max_model_len = llm.vllm_config.model_config.max_model_len
+        self._llm = llm
+        self._may_start.set()
+
+    async def sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None
+    ) -> list[Completion]:
+        """``params.n`` samples of one prompt, in order of their index.
+
+        Raises:
+            ValueError: The prompt is empty or leaves no room for a new token.
+            ConnectionError: vLLM's process has ended.
+        """
+        _refuse_adapter(adapter)
+        self._require_sound()
+        room = self._max_model_len - len(prompt_ids)
+        if not len(prompt_ids) or room < 1:
+            raise ValueError(
+                f"The prompt has {len(prompt_ids)} tokens; it must have at least 1 and at most "
+                f"max_model_len - 1 = {self._max_model_len - 1}."
+            )
+        self._warn_of_cuts(params)
+        jobs = [self._one(list(prompt_ids), params, index, room) for index in range(params.n)]
+        return list(await asyncio.gather(*jobs))
+
+    async def logprobs(
+        self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
+    ) -> list[float]:
+        """Log-probability of each token given those before it: ``len(token_ids) - 1`` values.
+
+        vLLM scores whole prompts at temperature 1 only; at another one every token is asked for
+        on its own, which costs a request each.
+        """
+        _refuse_adapter(adapter)
+        self._require_sound()
+        ids = list(token_ids)
+        if temperature in (0, 1.0):
+            return await self._prompt_logprobs(ids)
+        jobs = [self._next_logprob(ids[:k], ids[k], temperature) for k in range(1, len(ids))]
+        return list(await asyncio.gather(*jobs))
+
+    async def load_weights(self, ticket: WeightTicket) -> str:
+        """Replace the weights by those of ``ticket``; the digest of what vLLM's workers received.
+
+        Raises:
+            RuntimeError: The digest is not the ticket's. The engine samples no more.
+            ValueError: Names, shapes or dtypes don't fit. The engine samples no more.
+        """
+        _refuse_adapter(ticket.adapter)
+        async with self._update_lock:
+            was_paused = await self._ready.is_paused()
+            mode = "keep" if was_paused else _PAUSE_MODES[self._settings.update_mode]
+            self._may_start.clear()
+            await self._ready.pause_generation(mode=cast(Any, mode), clear_cache=mode != "keep")
+            try:
+                digest = await self._receive(ticket)
+            except Exception as error:  # the boundary of an update: its caller gets the error
+                self._broken = error
+                raise
+            finally:
+                if not was_paused:
+                    await self._ready.resume_generation()
+                    self._may_start.set()
+            self._version, self._broken = ticket.version, None
+            return digest
+
+    async def pause(self) -> None:
+        """Finish no further step until `resume`; requests wait."""
+        self._may_start.clear()
+        await self._ready.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        await self._ready.resume_generation()
+        self._may_start.set()
+
+    async def version(self) -> int:
+        """Version of the weights that sample now."""
+        return self._version
+
+    async def health(self) -> dict[str, float]:
+        """Figures for the log; `ConnectionError` if vLLM's process has ended."""
+        if self._ready.errored:
+            raise ConnectionError("vLLM's process has ended.")
+        return {
+            "running": self._running,
+            "waiting": 0,
+            "tokens": self._num_tokens,
+            "version": self._version,
+        }
+
+    async def close(self) -> None:
+        """End vLLM's processes."""
+        if self._llm is not None:
+            await asyncio.to_thread(self._llm.shutdown)
+            self._llm = None
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    # Starting
+
+    def _start(self) -> AsyncLLM:
+        # vLLM forks otherwise where it can, which threads of this process would not survive.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        path = self._folder_with_weights()
+        self._shapes = expected_shapes(path, self._settings.trust_remote_code)
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args(path)))
+        self._dtype = llm.vllm_config.model_config.dtype
+        return llm
+
+    def _engine_args(self, path: str) -> dict[str, Any]:
+        settings = self._settings
+        arguments: dict[str, Any] = {
+            "model": path,
+            "tokenizer": settings.model_path,
+            "dtype": settings.dtype,
+            "seed": settings.seed,
+            "max_model_len": settings.max_model_len,
+            "tensor_parallel_size": settings.tensor_parallel_size,
+            "pipeline_parallel_size": settings.pipeline_parallel_size,
+            "data_parallel_size": settings.data_parallel_size,
+            "enable_expert_parallel": settings.enable_expert_parallel,
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "enforce_eager": settings.enforce_eager,
+            "enable_prefix_caching": settings.enable_prefix_caching,
+            "enable_chunked_prefill": settings.enable_chunked_prefill,
+            "enable_log_requests": settings.enable_log_requests,
+            "trust_remote_code": settings.trust_remote_code,
+            "hf_overrides": dict(settings.config_overrides),
+            "logprobs_mode": "processed_logprobs",
+            "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+            "worker_extension_cls": EXTENSION,
+            "disable_log_stats": True,
+        }
+        cache = settings.kv_cache_bytes
+        if cache is None and current_platform.is_cpu():
+            cache = _CPU_CACHE_BYTES
+        if cache is not None:
+            arguments["kv_cache_memory_bytes"] = cache
+        return arguments | dict(settings.extra_engine_args)
+
+    def _folder_with_weights(self) -> str:
+        """The model's folder; one with random weights if it has none."""
+        settings = self._settings
+        if not Path(settings.model_path).is_dir() or has_weights(settings.model_path):
+            return settings.model_path
+        self._log.warning(
+            "%s holds no weights: initialised at random with seed %d.",
+            settings.model_path,
+            settings.init_seed,
+        )
+        self._folder = tempfile.TemporaryDirectory(prefix="trinity_model_")
+        model, _ = load_causal_lm(settings.model_path, settings.dtype, settings.init_seed)
+        model.save_pretrained(self._folder.name)
+        load_tokenizer(settings.model_path).save_pretrained(self._folder.name)
+        return self._folder.name
+
+    # Sampling
+
+    @property
+    def _ready(self) -> AsyncLLM:
+        if self._llm is None:
+            raise RuntimeError("The engine is not ready: await prepare() first.")
+        return self._llm
+
+    def _require_sound(self) -> None:
+        _ = self._ready
+        if self._broken is not None:
+            raise RuntimeError(f"The engine stopped: {self._broken}") from self._broken
+
+    async def _one(
+        self, ids: list[int], params: SamplingParams, index: int, room: int
+    ) -> Completion:
+        """One sample; begun anew if an update aborts it."""
+        asked = self._vllm_params(params, index, room)
+        while True:
+            await self._may_start.wait()
+            sample = await self._completion(ids, asked)
+            if sample.finish_reason != "abort":
+                self._num_tokens += len(sample.token_ids)
+                return sample
+
+    async def _completion(self, ids: list[int], asked: VLLMParams) -> Completion:
+        sample = Completion([], [], "abort")
+        self._running += 1
+        try:
+            async for output in self._outputs(ids, asked):
+                part = output.outputs[0]
+                sample.token_ids += part.token_ids
+                sample.logprobs += _chosen(part)
+                sample.versions += [self._version] * len(part.token_ids)
+                sample.finish_reason = _finish_reason(part)
+        finally:
+            self._running -= 1
+        return sample
+
+    async def _outputs(self, ids: list[int], asked: VLLMParams) -> AsyncIterator[RequestOutput]:
+        # The salt keeps keys and values of other weights out of a request's prefix.
+        prompt: Any = {"prompt_token_ids": ids, "cache_salt": f"version-{self._version}"}
+        try:
+            async for output in self._ready.generate(prompt, asked, f"r{next(self._ids)}"):
+                yield output
+        except EngineDeadError as error:
+            raise ConnectionError("vLLM's process has ended.") from error
+
+    def _vllm_params(self, params: SamplingParams, index: int, room: int) -> VLLMParams:
+        seed = None
+        if params.seed is not None and self._settings.keeps_seeds:
+            seed = (params.seed * 1_000_003 + index) % 2**63
+        is_tagged = self._settings.update_mode == "keep"
+        return VLLMParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=max(params.top_k, 0),
+            min_p=params.min_p,
+            max_tokens=min(room, params.max_tokens or room),
+            min_tokens=params.min_tokens,
+            stop=list(params.stop) or None,
+            stop_token_ids=list(params.stop_token_ids) or None,
+            seed=seed,
+            repetition_penalty=params.repetition_penalty,
+            ignore_eos=params.ignore_eos,
+            logprobs=0,
+            detokenize=bool(params.stop),
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            output_kind=RequestOutputKind.DELTA if is_tagged else RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _warn_of_cuts(self, params: SamplingParams) -> None:
+        is_cut = params.top_p < 1 or params.top_k > 0 or params.min_p > 0 or params.min_tokens > 0
+        if is_cut and not self._has_warned:
+            self._has_warned = True
+            self._log.warning(
+                "top_p, top_k, min_p or min tokens are set: vLLM's logprobs are those after the "
+                "cut, so importance ratios are not 1 even on the same weights."
+            )
+
+    async def _prompt_logprobs(self, ids: list[int]) -> list[float]:
+        if len(ids) < 2:
+            return []
+        asked = VLLMParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
+        await self._may_start.wait()
+        found: list[Any] = []
+        # vLLM makes room for the one token that it samples: the last one is left to itself.
+        whole = ids if len(ids) < self._max_model_len else ids[:-1]
+        async for output in self._outputs(whole, asked):
+            found = output.prompt_logprobs or found
+        scored = [entry[token].logprob for entry, token in zip(found[1:], whole[1:], strict=True)]
+        if len(whole) < len(ids):
+            scored.append(await self._next_logprob(whole, ids[-1], 1.0))
+        return scored
+
+    async def _next_logprob(self, before: list[int], token: int, temperature: float) -> float:
+        asked = VLLMParams(
+            max_tokens=1, temperature=temperature, logprob_token_ids=[token], detokenize=False
+        )
+        await self._may_start.wait()
+        logprob = float("nan")
+        async for output in self._outputs(before, asked):
+            for entry in output.outputs[0].logprobs or []:
+                logprob = entry[token].logprob
+        return logprob
+
+    # Weights
+
+    async def _receive(self, ticket: WeightTicket) -> str:
+        llm = self._ready
+        await llm.start_weight_update()
+        files = ticket_files(ticket, self._shapes, self._dtype)
+        with contextlib.closing(files):  # type: ignore[type-var]  # a generator has close
+            while (found := await asyncio.to_thread(next, files, None)) is not None:
+                path, is_first = found
+                update = {"path": path, "is_first": is_first}
+                await llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+        await llm.finish_weight_update()
+        digests = set(await llm.collective_rpc("received_digest"))
+        if ticket.digest and digests != {ticket.digest}:
+            raise RuntimeError(
+                f"After loading version {ticket.version} vLLM's workers report the digests "
+                f"{sorted(digests)}, but the trainer sent {ticket.digest}."
+            )
+        return str(digests.pop())
+
+
+def _chosen(part: CompletionOutput) -> list[float]:
+    """Logprob of each token of an output."""
+    entries = part.logprobs or []
+    return [entry[token].logprob for entry, token in zip(entries, part.token_ids, strict=True)]
+
+
+def _finish_reason(part: CompletionOutput) -> FinishReason:
+    if part.finish_reason in ("stop", "length"):
+        return cast(FinishReason, part.finish_reason)
+    return "abort"
+
+
+def _refuse_adapter(adapter: str | None) -> None:
+    if adapter is not None:
+        raise ValueError(f"The vLLM engine has no adapter {adapter!r}.")
