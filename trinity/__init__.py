@@ -1,3 +1,3 @@
-"""trinity: reinforcement fine-tuning of language models. Import from the packages below, not from here."""
+"""trinity: reinforcement fine-tuning of language models. Import from the packages below."""
 
 __version__ = "0.1.0"

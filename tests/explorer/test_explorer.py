@@ -1,4 +1,4 @@
-"""The rollout loop against hand-written collaborators: order of events, syncs, evaluation, resume."""
+"""The rollout loop against hand-written collaborators: order of events, syncs, evaluation."""
 
 import asyncio
 
@@ -165,7 +165,7 @@ async def test_with_an_offset_the_first_steps_do_not_wait():
 
 async def test_an_engine_that_runs_other_weights_ends_the_run():
     scene = Scene(lies=True)
-    with pytest.raises(RuntimeError, match="digest other .* trainer sent digest 1"):
+    with pytest.raises(RuntimeError, match=r"digest other .* trainer sent digest 1"):
         await scene.run_with_trainer(1)
 
 

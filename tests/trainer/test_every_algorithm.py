@@ -126,7 +126,9 @@ async def test_three_steps(tmp_path, name):
     )
     engine = WithValues(settings(model_folder(tmp_path / "model")))
     await engine.prepare()
-    before = {n: m.detach().clone() for n, m in engine._trained("actor").optimizer.weights.masters.items()}
+    before = {
+        n: m.detach().clone() for n, m in engine._trained("actor").optimizer.weights.masters.items()
+    }
     preparation, updater = trainer_parts(config, engine)
     for step in range(1, STEPS + 1):
         sample, _, _ = await strategy.sample(step)

@@ -122,7 +122,9 @@ async def test_saves_on_the_interval_and_the_last_with_hugging_face_weights():
     assert subject.checkpoints.completed == [2, 3]
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("always", [True, True]), ("never", [False, False])])
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("always", [True, True]), ("never", [False, False])]
+)
 async def test_hugging_face_weights_by_rule(rule: str, expected: list[bool]):
     subject = trainer(FakeSource(2), save_interval=1, save_hf=rule)
     await subject.run()

@@ -7,10 +7,9 @@ import pytest
 
 from trinity.common.models import ModelSettings, ModelWrapper, SamplingParams
 from trinity.engine import engine_class
-from trinity.engine.openai.engine import OpenAIEngine
-from trinity.engine.openai.settings import OpenAIEngineSettings
-from trinity.engine.openai.engine import ServiceError
+from trinity.engine.openai.engine import OpenAIEngine, ServiceError
 from trinity.engine.openai.pacing import Pacer, wait_before_retry
+from trinity.engine.openai.settings import OpenAIEngineSettings
 
 ASK = [{"role": "user", "content": "hi"}]
 
