@@ -33,14 +33,14 @@ def test_ctrl_c_saves_and_a_second_start_of_the_job_is_refused(
 
 def test_a_second_ctrl_c_stops_at_once(toy: Toy, start: Start, tmp_path: Path) -> None:
     """The loss is a plugin, of a folder in the environment, and each step takes a minute."""
+    mark = tmp_path / "training"
     config = toy.config(
         tmp_path,
         algorithm__policy_loss_fn="toy_slow_loss",
-        algorithm__policy_loss_fn_args={"seconds": 60},
+        algorithm__policy_loss_fn_args={"seconds": 60, "mark": str(mark)},
     )
     run = start(config, plugins=None, env={"TRINITY_PLUGIN_DIRS": str(toy.plugins)})
-    run.wait_for(lambda: "Step 1:" in run.log("explorer"), "a step")
-    time.sleep(2)
+    run.wait_for(mark.exists, "a training step")
     run.interrupt()
     run.wait_for(lambda: "Press Ctrl-C again" in run.screen, "an answer")
     time.sleep(1)

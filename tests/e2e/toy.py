@@ -39,6 +39,7 @@ class ToyReward(RewardFn):
 """
 LOSS_PLUGIN = """
 import time
+from pathlib import Path
 
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
@@ -46,11 +47,12 @@ from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
 
 @POLICY_LOSS_FN.register_module("toy_slow_loss")
 class SlowLoss(PPOPolicyLossFn):
-    def __init__(self, seconds=0.0):
+    def __init__(self, seconds, mark):
         super().__init__()
-        self.seconds = seconds
+        self.seconds, self.mark = seconds, mark
 
     def __call__(self, logprob, old_logprob, action_mask, advantages):
+        Path(self.mark).touch()
         time.sleep(self.seconds)
         return super().__call__(logprob, old_logprob, action_mask, advantages)
 """

@@ -28,7 +28,12 @@ from trinity.utils.monitor import MONITOR
 
 @dataclass
 class Parts:
-    """The parts of one stage. ``run``, then ``close`` whatever happened."""
+    """The parts of one stage. ``run``, then ``close`` whatever happened.
+
+    Args:
+        end_timeout_s: Seconds each part may take to end by itself, a save under way included;
+            then its processes are killed.
+    """
 
     board: Board
     buffers: Buffers
@@ -38,6 +43,7 @@ class Parts:
     total_steps: int | None
     auxiliary: Sequence[InferenceEngine] = ()
     benchmark: Benchmark | None = None
+    end_timeout_s: float = 60.0
     logger: Logger = field(default_factory=lambda: get_logger("launcher"))
     _explorer_task: asyncio.Task[None] | None = None
     _is_stopping: bool = False
@@ -71,9 +77,14 @@ class Parts:
 
     async def close(self) -> None:
         """End all processes of the stage."""
-        waits = [part.close() for part in (self.explorer, self.trainer) if part is not None]
-        waits += [engine.close() for engine in self.auxiliary]
-        for outcome in await asyncio.gather(*waits, self.buffers.close(), return_exceptions=True):
+        waits = [(self.buffers.close(), "the buffers")]
+        if self.explorer is not None:
+            waits.append((self.explorer.close(), "the explorer"))
+        if self.trainer is not None:
+            waits.append((self.trainer.close(), "the trainer"))
+        waits += [(engine.close(), "an auxiliary model") for engine in self.auxiliary]
+        ends = [within(self.end_timeout_s, wait, who, "the end") for wait, who in waits]
+        for outcome in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(outcome, ProcessDied):
                 self.logger.info("While closing: %s", outcome)
             elif isinstance(outcome, BaseException):

@@ -27,6 +27,7 @@ from trinity.launcher.summary import MemoryWatch, RunSummary, StageRecorder, Sta
 from trinity.utils.log import get_logger
 
 _EXIT_INTERRUPTED = 130
+_HURRIED_END_S = 3.0  # after a second Ctrl-C
 
 
 class RunFailedError(TrinityError):
@@ -207,6 +208,7 @@ class Job:
 
         def stop() -> None:
             if self._is_interrupted and running is not None:
+                parts.end_timeout_s = _HURRIED_END_S
                 running.cancel()
                 return
             self._is_interrupted = True

@@ -92,7 +92,6 @@ class Trainer:
     _published: int = 0
     _saving: asyncio.Task[None] | None = None
     _reading: "asyncio.Future[Sample] | None" = None
-    _is_ended: bool = False
     _is_stopping: bool = False
     _step_ended_at: float = field(default_factory=time.perf_counter)
 
@@ -209,14 +208,14 @@ class Trainer:
         await self.engine.save(folder, hf=with_hf, files=files)
         self._saving = asyncio.create_task(self._complete(self.step))
         if is_last:
-            await self._saved_before()
+            await self._saved_before(is_last=True)
 
     async def _complete(self, step: int) -> None:
         await self.engine.wait_saved()
         await asyncio.to_thread(self.checkpoints.complete, step)
         self.logger.info("Checkpoint of step %d is complete.", step)
 
-    async def _saved_before(self) -> None:
+    async def _saved_before(self, is_last: bool = False) -> None:
         """Wait for the save under way, if any; an error ends the run if the settings say so."""
         saving, self._saving = self._saving, None
         if saving is None:
@@ -225,7 +224,7 @@ class Trainer:
             await saving
         except OSError as error:
             self.logger.error("A checkpoint could not be saved: %s", error)
-            if self.settings.on_save_error == "stop" or self._is_ended:
+            if self.settings.on_save_error == "stop" or is_last:
                 raise
 
     def _report(self, metrics: Metrics) -> None:
@@ -243,7 +242,6 @@ class Trainer:
                 await self.publish(metrics)
         finally:
             await self.board.close(f"the trainer ended after step {self.step}")
-        self._is_ended = True
         if self.step > 0:
             await self._save(is_last=True)
 

@@ -1,13 +1,16 @@
 """What a trained model's checkpoint holds: copied fast, written in the background, read back."""
 
 import asyncio
+import errno
 import json
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
@@ -152,8 +155,14 @@ def _write_checkpoint(folder: Path, models: Mapping[str, ModelState], files: Fil
 
 
 def _write_models(folder: Path, models: Mapping[str, ModelState]) -> None:
-    for name, state in models.items():
-        state.write(folder / name)
+    """`OSError` for whatever keeps a file from being written, such as a full disk."""
+    try:
+        for name, state in models.items():
+            state.write(folder / name)
+    except (RuntimeError, SafetensorError) as error:  # what torch and safetensors make of it
+        free_mb = shutil.disk_usage(folder).free / 2**20
+        message = f"the checkpoint can't be written, {free_mb:.1f} MB are free ({error})"
+        raise OSError(errno.EIO, message, str(folder)) from error
 
 
 def write_files(folder: Path, files: Files) -> None:

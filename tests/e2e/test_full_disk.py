@@ -1,0 +1,54 @@
+"""No room for a checkpoint: the older ones stay whole, and the run ends or goes on as told."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Start
+from tests.e2e.toy import Toy
+from trinity.checkpoint import layout
+
+_LEFT_BYTES = 100_000  # enough for logs, too little for a checkpoint
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting takes root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("rule", ["stop", "continue"])
+def test_a_full_disk(toy: Toy, start: Start, tmp_path: Path, small_disk: Path, rule: str) -> None:
+    config = toy.config(
+        tmp_path,
+        checkpoint_root_dir=str(small_disk),
+        buffer__total_steps=1000,
+        trainer__save_interval=1,
+        trainer__max_checkpoints_to_keep=1,
+        trainer__on_save_error=rule,
+        trainer__save_hf_checkpoint="never",
+    )
+    run = start(config)
+    run.wait_for(lambda: "Checkpoint of step 1 is" in run.log("trainer"), "a checkpoint")
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * max(0, shutil.disk_usage(small_disk).free - _LEFT_BYTES))
+    if rule == "stop":
+        assert run.wait() == 1
+        assert "MB are free" in run.last_lines or "No space left" in run.last_lines
+    else:
+        run.wait_for(lambda: "could not be saved" in run.log("trainer"), "an error")
+        filler.unlink()
+        run.interrupt()
+        assert run.wait() == 130
+    found = layout.find_latest(run.job)
+    assert found.folder is not None
+    assert run.remaining() == []
