@@ -152,8 +152,11 @@ def test_what_is_refused_is_not_read(pattern):
 
 def test_a_run_that_sets_an_unread_key_is_refused():
     for pattern, (harmless, _) in UNREAD.items():
-        key = pattern.removesuffix("*").replace("*", "buffer.explorer_input.taskset")
+        place = "rollout_model" if pattern.startswith("explorer.") else TASKSET
+        key = pattern.removesuffix("*").replace("*", place)
         value = [{"lora_rank": 4}] if key == "model.lora_configs" else OTHER[type(harmless)]
+        value = [{"name": "a"}] if key.endswith("lora_modules") else value
+        value = 4 if key.endswith("max_cpu_loras") else value
         value = not harmless if isinstance(harmless, bool) else value
         value = "single_node" if key == "trainer.save_strategy" else value
         config = Config.model_validate(with_edits({key: value}))
@@ -161,7 +164,8 @@ def test_a_run_that_sets_an_unread_key_is_refused():
     assert find_unread(Config.model_validate(with_edits({}))) == []
 
 
-OTHER = {bool: True, int: 5, str: "other", type(None): "column"}
+OTHER = {bool: True, int: 5, str: "other", type(None): "column", dict: {"r": 1}}
+TASKSET = "buffer.explorer_input.taskset"
 
 
 @pytest.mark.parametrize("file", sorted(WORKED_OUT))

@@ -13,6 +13,15 @@ from trinity.common.errors import Problem
 
 UNREAD: dict[str, tuple[object, str]] = {
     "model.lora_configs*": (None, "Adapters are not trained yet."),
+    "model.fully_sharded_loras": (False, "Adapters are not trained yet."),
+    "model.max_cpu_loras": (None, "Adapters are not trained yet."),
+    "explorer.*.enable_lora": (False, "Engines serve no adapters yet."),
+    "explorer.*.enable_runtime_lora_updating": (False, "Engines serve no adapters yet."),
+    "explorer.*.lora_modules": (None, "Engines serve no adapters yet."),
+    "explorer.*.lora_kwargs*": ({}, "Engines serve no adapters yet."),
+    "explorer.*.nnodes": (1, "An engine stays on one machine."),
+    "explorer.*.enable_multimodal": (False, "Images are not read yet."),
+    "explorer.*.weight_sync_buffer_size": (1024, "Buckets have a fixed size."),
     "explorer.max_inflight_batches": (2, "One batch is under way at a time."),
     "trainer.save_strategy": ("unrestricted", "Checkpoint writers are not held back yet."),
     "trainer.balance_batch": (True, "Batches are always balanced."),
@@ -32,7 +41,8 @@ def find_unread(config: Config) -> list[Problem]:
     for key, value in config.flatten().items():
         for pattern, (harmless, why) in UNREAD.items():
             if fnmatch(key, pattern) and value not in (harmless, [], {}):
-                shown = pattern.removesuffix("*") if pattern.endswith("*") else key
+                whole = ".".join(key.split(".")[: pattern.count(".") + 1])
+                shown = whole if pattern.endswith("*") else key
                 line = config.source.line(shown)
                 found.setdefault(
                     shown,
