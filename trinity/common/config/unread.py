@@ -17,7 +17,7 @@ UNREAD: dict[str, tuple[object, str]] = {
     "model.max_cpu_loras": (None, "Adapters are not trained yet."),
     "explorer.*.enable_lora": (False, "Engines serve no adapters yet."),
     "explorer.*.enable_runtime_lora_updating": (False, "Engines serve no adapters yet."),
-    "explorer.*.lora_modules": (None, "Engines serve no adapters yet."),
+    "explorer.*.lora_modules*": (None, "Engines serve no adapters yet."),
     "explorer.*.lora_kwargs*": ({}, "Engines serve no adapters yet."),
     "explorer.*.nnodes": (1, "An engine stays on one machine."),
     "explorer.*.enable_multimodal": (False, "Images are not read yet."),
