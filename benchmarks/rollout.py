@@ -10,11 +10,15 @@ as JSON.
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+# As in a run: threads that wait for each other sleep. Must be set before torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
@@ -92,7 +96,7 @@ import json, sys, time
 from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     given = json.loads(open(sys.argv[1]).read())
-    llm = LLM(given["model"], dtype=given["dtype"], max_model_len=1024)
+    llm = LLM(given["model"], dtype=given["dtype"], max_model_len=1024, **given["limits"])
     params = SamplingParams(n=given["samples"], max_tokens=given["new_tokens"], ignore_eos=True)
     asked = [{"prompt_token_ids": ids} for ids in given["ids"]]
     seconds = []
@@ -108,10 +112,21 @@ def with_vllm(args: argparse.Namespace, ids: list[list[int]]) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         script, given = Path(folder, "run.py"), Path(folder, "given.json")
         script.write_text(VLLM)
+        # A CPU's memory is shared with the rest of the machine; a GPU is vLLM's own.
+        is_shared = not torch.cuda.is_available()
+        limits = (
+            {"kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.1} if is_shared else {}
+        )
         names = ("model", "dtype", "samples", "new_tokens", "rounds")
-        given.write_text(json.dumps({n: getattr(args, n) for n in names} | {"ids": ids}))
+        given.write_text(
+            json.dumps({n: getattr(args, n) for n in names} | {"ids": ids, "limits": limits})
+        )
         found = subprocess.run(
-            [args.vllm_python, str(script), str(given)], capture_output=True, text=True, check=False
+            [args.vllm_python, str(script), str(given)],
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,  # vLLM ends its whole process group
         )
     lines = [line for line in found.stdout.splitlines() if line.startswith("SECONDS ")]
     if not lines:
