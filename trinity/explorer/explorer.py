@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -109,7 +109,6 @@ class Explorer:
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("explorer"))
     step: int = 0
     version: int = 0
-    on_step_written: Callable[[], Awaitable[None]] | None = None
     _eval_at: int = -1
     _failed_steps: int = 0
     _is_stopping: bool = False
@@ -201,8 +200,6 @@ class Explorer:
         self.tasks.feedback(found)
         metrics |= {k: float(v) for k, v in found.items() if isinstance(v, (int, float))}
         self._finished_state = {"latest_iteration": self.step, "tasks": self.tasks.state_dict()}
-        if self.on_step_written is not None:
-            await self.on_step_written()
 
     async def _sync_if_due(self, metrics: Metrics) -> bool:
         """Take new weights if the schedule says so; False if the trainer has ended."""

@@ -18,7 +18,7 @@ from trinity.explorer.pool import RunnerPool
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.launcher.buffers import Buffers
-from trinity.launcher.plan import RunPlan, engine_gpus
+from trinity.launcher.plan import RunPlan, engine_gpus, rope_overrides
 from trinity.launcher.reporter import Reporter
 from trinity.synchronizer.board import Board
 from trinity.utils import actor
@@ -154,7 +154,7 @@ def torch_settings(
         enable_prefix_caching=model.enable_prefix_caching,
         device=device,
         trust_remote_code=model.trust_remote_code,
-        config_overrides=_rope_overrides(model),
+        config_overrides=rope_overrides(model),
     )
 
 
@@ -198,14 +198,9 @@ def _vllm_settings(config: Config, model: InferenceModelConfig) -> VLLMEngineSet
     return VLLMEngineSettings(
         model_path=model.model_path or config.model.model_path,
         init_seed=config.seed,
-        config_overrides=_rope_overrides(model),
+        config_overrides=rope_overrides(model),
         **{name: getattr(model, name) for name in names},
     )
-
-
-def _rope_overrides(model: InferenceModelConfig) -> dict[str, object]:
-    given = {"rope_scaling": model.rope_scaling, "rope_theta": model.rope_theta}
-    return {key: value for key, value in given.items() if value is not None}
 
 
 def _spawn_engine(

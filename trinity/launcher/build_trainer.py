@@ -8,7 +8,7 @@ from trinity.common.config.training import BatchLimit, PartSettings, training_se
 from trinity.common.constants import SyncMethod
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.job import JobCheckpoints
-from trinity.launcher.plan import RunPlan
+from trinity.launcher.plan import RunPlan, rope_overrides
 from trinity.launcher.reporter import Reporter
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.channel import CheckpointChannel, MemoryChannel, WeightChannel
@@ -86,7 +86,6 @@ def _engine_settings(plan: RunPlan, total_steps: int | None) -> TorchEngineSetti
     trainer, model = config.trainer, config.model
     parts = training_settings(config)
     part = parts.actor
-    overrides = {"rope_scaling": model.rope_scaling, "rope_theta": model.rope_theta}
     return TorchEngineSettings(
         model_path=model.model_path,
         dtype=trainer.dtype,
@@ -104,7 +103,7 @@ def _engine_settings(plan: RunPlan, total_steps: int | None) -> TorchEngineSetti
         critic=_critic(plan, total_steps),
         device=plan.device,
         trust_remote_code=trainer.trust_remote_code,
-        config_overrides={key: value for key, value in overrides.items() if value is not None},
+        config_overrides=rope_overrides(model),
         chat_template=model.custom_chat_template,
         num_threads=plan.cores,
         log_name=trainer.name,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from trinity.common.config import Config, Derived, derive, iterate_stages
+from trinity.common.config import Config, Derived, ModelConfig, derive, iterate_stages
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import ConfigError, Problem, TrinityError
@@ -321,3 +321,9 @@ def _model_gpus(model: InferenceModelConfig) -> int:
 def _engine_text(model: InferenceModelConfig) -> str:
     number = f"{model.engine_num} x " if model.engine_num > 1 else ""
     return f"{number}{model.engine_type}, {Path(model.model_path or '').name}, {model.dtype}"
+
+
+def rope_overrides(model: ModelConfig | InferenceModelConfig) -> dict[str, object]:
+    """Fields of a model's config that replace its rotary embedding; trainer and engines agree."""
+    given = {"rope_scaling": model.rope_scaling, "rope_theta": model.rope_theta}
+    return {key: value for key, value in given.items() if value is not None}
