@@ -33,6 +33,10 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(root, ignore_errors=True)
 
 
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
 class Asked:
     """Tells what its process sees."""
 
@@ -86,10 +90,11 @@ def test_a_failed_start_says_why_and_leaves_nothing(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
+    before = children()
     wanted = pytest.raises(ClusterError, match=r"could not be started.*Not a directory")
     with wanted, ray_cluster("local", "n", {}):
         pass
-    assert not psutil.Process().children(recursive=True)
+    assert children() <= before
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
@@ -97,6 +102,7 @@ def test_a_failed_start_says_why_and_leaves_nothing(
 @pytest.mark.slow
 async def test_a_local_cluster_ends_with_the_block(tmp_path: Path) -> None:
     timeline = tmp_path / "timeline.json"
+    before = children()
     with ray_cluster("local", "n", {"TRINITY_X": "1"}, timeline) as is_local:
         assert is_local
         asked = spawn(Asked, name="asked", namespace="n", env_vars={"TRINITY_Y": "2"})
@@ -110,7 +116,7 @@ async def test_a_local_cluster_ends_with_the_block(tmp_path: Path) -> None:
         assert ray.is_initialized()
         time.sleep(1.5)  # Ray collects events once a second
     assert not ray.is_initialized()
-    assert not psutil.Process().children(recursive=True)
+    assert children() <= before
     assert any("asked.variable" in event["cat"] for event in json.loads(timeline.read_text()))
 
 
