@@ -4,7 +4,7 @@ VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 
-.PHONY: test-vllm quickstart test test-data demo-llm lint types venv clean
+.PHONY: test-vllm quickstart test test-agents test-data demo-llm lint types venv clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/python examples/quickstart/prepare.py
@@ -31,6 +31,13 @@ types: $(VENV)/.dev
 test-data:
 	PYTHON=$(PYTHON) scripts/install.sh .venv-data data dev
 	.venv-data/bin/python -m pytest tests/service -q
+
+# AgentScope and verifiers pin different versions of their protocol package: one environment each.
+test-agents:
+	PYTHON=$(PYTHON) scripts/install.sh .venv-agent agent games api dev
+	.venv-agent/bin/python -m pytest tests/workflows -q
+	PYTHON=$(PYTHON) scripts/install.sh .venv-verifiers verifiers dev
+	.venv-verifiers/bin/python -m pytest tests/workflows/test_verifiers.py -q
 
 venv: $(VENV)/.core
 

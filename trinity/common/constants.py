@@ -89,6 +89,7 @@ class StorageType(Choice):
     SQL = "sql"
     QUEUE = "queue"
     REASONING_GYM = "reasoning_gym"
+    VERIFIERS = "verifiers"
 
 
 class PromptType(Choice):

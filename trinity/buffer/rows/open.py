@@ -30,7 +30,8 @@ def open_rows(
 
     Args:
         path: A file, a folder, or a name on the hub; the address of a database for `sql`; the
-            name of a data set for `reasoning_gym`, arguments as `name?size=500&seed=1`.
+            name of a data set for `reasoning_gym`, arguments as `name?size=500&seed=1`; the
+            id of a taskset for `verifiers`, in the same form.
         split: Split, also a part of one (`train[:100]`, `train[10%:20%]`) or a sum (`a+b`).
         subset: `name` of `datasets.load_dataset`; in a plain folder a sub-folder.
         table: Table of tasks in a database.
@@ -46,6 +47,10 @@ def open_rows(
         from trinity.buffer.rows.reasoning import reasoning_rows
 
         return reasoning_rows(path)
+    if storage_type is StorageType.VERIFIERS:
+        from trinity.buffer.rows.verifiers_tasks import verifiers_rows
+
+        return _not_empty(verifiers_rows(path), path, split)
     parts = [_open_part(path, part.strip(), subset) for part in split.split("+")]
     return _not_empty(parts[0] if len(parts) == 1 else ChainedRows(parts), path, split)
 

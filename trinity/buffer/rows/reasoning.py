@@ -18,7 +18,7 @@ def reasoning_rows(spec: str) -> "ReasoningRows":
     except ImportError:
         raise MissingExtraError("reasoning_gym", "gym", "storage_type: reasoning_gym") from None
     name, _, query = spec.partition("?")
-    arguments = {key: _number(value) for key, value in parse_qsl(query)}
+    arguments = {key: number(value) for key, value in parse_qsl(query)}
     try:
         return ReasoningRows(name, reasoning_gym.create_dataset(name, **arguments))
     except (ValueError, TypeError, AssertionError) as error:
@@ -44,7 +44,8 @@ class ReasoningRows:
         return f"{self._name}, task {index + 1}"
 
 
-def _number(text: str) -> object:
+def number(text: str) -> object:
+    """A value of a query: a number, a truth value, or the text itself."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -109,11 +109,11 @@ class TasksetConfig(ConfigModel):
     """Name in logs and metrics. Empty: `taskset_<i>` or `eval_taskset_<i>`."""
 
     storage_type: StorageType = StorageType.FILE
-    """Where the tasks are: `file` (folder, file or hub name), `sql`, or `reasoning_gym`
-    (generated; `path` names the data set)."""
+    """Where the tasks are: `file` (folder, file or hub name), `sql`, `reasoning_gym` (generated;
+    `path` names the data set) or `verifiers` (`path` is the id of a taskset)."""
 
     path: str | None = None
-    """Folder, file, hub name or database of the tasks."""
+    """Folder, file, hub name, database or generator of the tasks."""
 
     split: str = "train"
     """Split of the data set."""

@@ -10,7 +10,8 @@ from trinity.common.config.derive_data import EXPERIENCES, INPUT
 from trinity.common.constants import Mode, StorageType
 from trinity.common.errors import Problem
 
-_TASK_STORAGE = (StorageType.FILE, StorageType.SQL, StorageType.REASONING_GYM)
+_GENERATORS = (StorageType.REASONING_GYM, StorageType.VERIFIERS)
+_TASK_STORAGE = (StorageType.FILE, StorageType.SQL, *_GENERATORS)
 _NAMED_AT: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "WORKFLOWS": ("default_workflow_type",),
@@ -81,12 +82,12 @@ def _renamed(problem: Problem, key: str, shown: str) -> Problem:
 
 def _taskset(case: Case, key: str, taskset: TasksetConfig) -> Iterator[Problem]:
     if not taskset.path:
-        wanted = "the name of the data set" if taskset.storage_type == "reasoning_gym" else "a path"
+        wanted = "the name of the data set" if taskset.storage_type in _GENERATORS else "a path"
         message = f"Tasks from `{taskset.storage_type}` need {wanted}."
         yield Problem(f"{key}.path", message, "Add `path: ...` to it.")
     if taskset.storage_type not in _TASK_STORAGE:
         message = "Tasks are read, not queued."
-        fix = "Use `file`, `sql` or `reasoning_gym`."
+        fix = "Use `file`, `sql`, `reasoning_gym` or `verifiers`."
         yield case.problem(f"{key}.storage_type", message, fix)
     yield from _selector(case, f"{key}.data_selector", taskset.data_selector)
 
@@ -145,7 +146,7 @@ def _experience_buffer(case: Case) -> Iterator[Problem]:
         message = f"A file cannot be written and read at once (mode {case.config.mode})."
         fix = "Use `queue`; with a `path` it keeps a copy there."
         yield case.problem(f"{EXPERIENCES}.storage_type", message, fix)
-    if buffer.storage_type is StorageType.REASONING_GYM:
+    if buffer.storage_type in _GENERATORS:
         fix = "Use `queue`, `sql` or `file`."
         yield case.problem(f"{EXPERIENCES}.storage_type", "This makes tasks only.", fix)
     yield from _queue(case)

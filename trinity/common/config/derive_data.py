@@ -14,7 +14,10 @@ INPUT = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
 _WORKFLOW = "math_workflow"
 _WORKFLOW_WITH_REWARD = "simple_workflow"
-_WORKFLOW_OF_GYM = "reasoning_gym_workflow"
+_WORKFLOW_OF = {
+    StorageType.REASONING_GYM: "reasoning_gym_workflow",
+    StorageType.VERIFIERS: "verifiers_workflow",
+}
 
 
 def derive_data(filler: Filler, spec: AlgorithmSpec) -> None:
@@ -68,8 +71,8 @@ def _derive_taskset(filler: Filler, key: str, taskset: TasksetConfig, workflow: 
 
 
 def _usual_workflow(taskset: TasksetConfig) -> tuple[str, str]:
-    if taskset.storage_type is StorageType.REASONING_GYM:
-        return _WORKFLOW_OF_GYM, "the tasks bring their own reward"
+    if taskset.storage_type in _WORKFLOW_OF:
+        return _WORKFLOW_OF[taskset.storage_type], "the tasks bring their own reward"
     if taskset.default_reward_fn_type:
         return _WORKFLOW_WITH_REWARD, "no workflow is named, but a reward function is"
     return _WORKFLOW, "no workflow is named"

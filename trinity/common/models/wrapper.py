@@ -83,6 +83,11 @@ class ModelWrapper:
         self._state, self._history = {}, []
         self._transcript = Transcript(self._chat)
 
+    @property
+    def run_seed(self) -> int:
+        """The seed of the run under way."""
+        return self._seed
+
     # Sampling
 
     async def chat_async(

@@ -37,6 +37,7 @@ _BUILT_IN = {
     "intercode_sql_workflow": f"{_ENVS}.sql.SQLWorkflow",
     "sudoku_workflow": f"{_ENVS}.sudoku.workflow.SudokuWorkflow",
     "textarena_workflow": f"{_ENVS}.textarena.workflow.TextArenaWorkflow",
+    "verifiers_workflow": f"{_ENVS}.verifiers.workflow.VerifiersWorkflow",
     "frozen_lake_workflow": f"{_ENVS}.frozen_lake.workflow.FrozenLakeWorkflow",
 }
 
