@@ -3,7 +3,8 @@
 Registered with transformers under `IMPLEMENTATION`; a model's forward gets the `AttentionPlan` of
 its packed row as the keyword ``attention_plan``. On the CPU the forward pass is the engine's own
 attention, product for product, so that a trained token's hidden state has the bits it was sampled
-with; the backward pass computes the probabilities again, in float32.
+with; the backward pass computes the probabilities again, in float32. On a GPU it is that of
+`trinity.trainer.backends.torch.varlen`; models that its kernels don't take use the blocks here.
 
 Shape letters: N = packed tokens, S = pieces of a block, Q = queries of a piece (padded), L = keys
 (padded), H = query heads, G = key-value heads, R = H / G, M = R * Q, D = head size.
@@ -22,6 +23,12 @@ from transformers import AttentionInterface
 from trinity.engine.torch.attention import AttentionOptions, tiled_attention
 from trinity.engine.torch.kv import GRAIN, round_up
 from trinity.trainer.backends.torch.packing import PackedRows, Segment
+from trinity.trainer.backends.torch.varlen import (
+    VarlenPlan,
+    fits_varlen,
+    plan_varlen,
+    varlen_attention,
+)
 
 IMPLEMENTATION = "trinity_packed"
 
@@ -63,13 +70,14 @@ class AttentionBlock:
     num_keys: Tensor
     _bias: dict[object, Tensor] = field(default_factory=dict)
 
-    def bias(self, num_repeats: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[S, 1, M, L]: 0 where a query sees a key, -inf elsewhere."""
+    def bias(self, num_repeats: int, window: int | None, like: Tensor) -> Tensor:
+        """[S, 1, M, L]: 0 where a query sees a key, -inf elsewhere; in ``like``'s dtype and device."""
+        dtype, device = like.dtype, like.device
         cached = self._bias.get((num_repeats, window, dtype))
         if cached is not None:
             return cached
-        place = self.first[:, None] + torch.arange(self.query.shape[1], device=self.query.device)
-        distance = place[:, :, None] - torch.arange(self.key.shape[1], device=self.query.device)
+        place = self.first.to(device)[:, None] + torch.arange(self.query.shape[1], device=device)
+        distance = place[:, :, None] - torch.arange(self.key.shape[1], device=device)
         seen = distance >= 0
         if window is not None:
             seen &= distance < window
@@ -100,28 +108,51 @@ class HeadMaps:
     slots: Tensor
     offsets: Tensor
 
+    def to(self, device: torch.device) -> "HeadMaps":
+        """The same on a device."""
+        lists = ([t.to(device) for t in ts] for ts in (self.query, self.grad, self.key))
+        return HeadMaps(*lists, *(t.to(device) for t in (self.place, self.slots, self.offsets)))
+
 
 class AttentionPlan:
-    """How to compute attention of one packed row: the blocks, and index maps by number of heads."""
+    """How to compute attention of one packed row.
 
-    def __init__(self, blocks: Sequence[AttentionBlock], num_tokens: int) -> None:
-        self.blocks = list(blocks)
-        self.num_tokens = num_tokens
+    Blocks, with index maps by number of heads; ``varlen`` is the same for a GPU's kernels.
+    """
+
+    def __init__(self, packed: PackedRows, device: torch.device) -> None:
+        self._packed = packed
+        self._device = device
+        self._blocks: list[AttentionBlock] | None = None
         self._maps: dict[tuple[int, int], HeadMaps] = {}
+        self.varlen: VarlenPlan | None = None
+        if device.type == "cuda":
+            self.varlen = plan_varlen(packed.segments, device)
+
+    @property
+    def blocks(self) -> list[AttentionBlock]:
+        """Pieces of the segments, those of the same shape together."""
+        if self._blocks is None:
+            pieces = [piece for segment in self._packed.segments for piece in _cut(segment)]
+            self._blocks = [_block(members) for members in _by_shape(pieces)]
+        return self._blocks
 
     def maps(self, num_heads: int, kv_heads: int) -> HeadMaps:
         """Index maps for that many heads; computed once, all layers share them."""
         key = (num_heads, kv_heads)
         if key not in self._maps:
-            self._maps[key] = _head_maps(self.blocks, self.num_tokens, num_heads, kv_heads)
+            num_tokens = len(self._packed.token_ids)
+            maps = _head_maps(self.blocks, num_tokens, num_heads, kv_heads)
+            self._maps[key] = maps.to(self._device)
         return self._maps[key]
 
 
-def plan_attention(packed: PackedRows) -> AttentionPlan:
-    """Cut the segments of a packed row into pieces, and put those of the same shape together."""
-    pieces = [piece for segment in packed.segments for piece in _cut(segment)]
-    blocks = [_block(members) for members in _by_shape(pieces)]
-    return AttentionPlan(blocks, len(packed.token_ids))
+def plan_attention(
+    packed: PackedRows,
+    device: torch.device = torch.device("cpu"),  # noqa: B008  # a constant
+) -> AttentionPlan:
+    """How to compute attention of ``packed`` on ``device``."""
+    return AttentionPlan(packed, device)
 
 
 def _cut(segment: Segment) -> Iterator[Piece]:
@@ -224,6 +255,10 @@ def packed_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = AttentionOptions(scale, sliding_window, softcap)
     query_NHD, key_NGD, value_NGD = (t[0].transpose(0, 1) for t in (query, key, value))
+    varlen = attention_plan.varlen
+    if varlen is not None and softcap is None and fits_varlen(query):
+        out = varlen_attention(query_NHD, key_NGD, value_NGD, varlen, scale, sliding_window)
+        return out[None], None
     is_own = query.device.type == "cpu" or softcap is not None
     attend = _PackedAttention.apply if is_own else _fused_attention
     out_NHD = attend(query_NHD, key_NGD, value_NGD, attention_plan, options)
@@ -251,7 +286,7 @@ class _PackedAttention(torch.autograd.Function):
             key_SGLD, value_SGLD = (
                 _gather(t, maps.key[i], len(block.key), kv_heads) for t in rows[1:]
             )
-            bias = block.bias(num_heads // kv_heads, options.window, query_NHD.dtype)
+            bias = block.bias(num_heads // kv_heads, options.window, query_NHD)
             out = tiled_attention(query_SGMD, key_SGLD, value_SGLD, bias, options)
             outputs.append(out.reshape(-1, out.shape[-1]))
         out = torch.cat(outputs).index_select(0, maps.place)
@@ -270,7 +305,7 @@ class _PackedAttention(torch.autograd.Function):
         grad = torch.cat([grad, grad.new_zeros(1, grad.shape[-1])])
         parts: list[list[Tensor]] = [[], [], []]
         for i, block in enumerate(plan.blocks):
-            bias = block.bias(num_heads // kv_heads, options.window, query_NHD.dtype)
+            bias = block.bias(num_heads // kv_heads, options.window, query_NHD)
             for s in _slices(block, num_heads):
                 indices = (maps.grad[i], maps.query[i], maps.key[i], maps.key[i])
                 operands = [
@@ -353,7 +388,7 @@ def _fused_attention(
     for i, block in enumerate(plan.blocks):
         query_SGMD = _gather(rows[0], maps.query[i], len(block.query), kv_heads)
         key_SGLD, value_SGLD = (_gather(t, maps.key[i], len(block.key), kv_heads) for t in rows[1:])
-        bias = block.bias(num_heads // kv_heads, options.window, query_NHD.dtype)
+        bias = block.bias(num_heads // kv_heads, options.window, query_NHD)
         out = scaled_dot_product_attention(
             query_SGMD, key_SGLD, value_SGLD, attn_mask=bias, scale=options.scale
         )

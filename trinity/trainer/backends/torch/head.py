@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trinity.trainer.backends.torch import head_kernels
+
 #: Logits of a chunk, for the matrix products: 50 MB in bfloat16 ...
 _CHUNK_ELEMENTS = 25_000_000
 #: ... of which so many are worked on at a time elementwise, in float32, inside the cache.
 _CACHE_ELEMENTS = 1 << 19
+#: Logits of a chunk on a GPU: 2 GiB in bfloat16, worked on in place.
+_GPU_CHUNK_ELEMENTS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,13 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, weight, target, temperature, spec)
 
 
-def max_chunk(vocabulary: int) -> int:
+def max_chunk(vocabulary: int, device: torch.device) -> int:
     """Tokens whose logits may be held at a time."""
-    return max(1, _CHUNK_ELEMENTS // vocabulary)
+    return max(1, _chunk_elements(device) // vocabulary)
+
+
+def _chunk_elements(device: torch.device) -> int:
+    return _GPU_CHUNK_ELEMENTS if device.type == "cuda" else _CHUNK_ELEMENTS
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -72,8 +80,13 @@ class _TokenLogprobs(torch.autograd.Function):
         logprob = hidden.new_empty(len(hidden), dtype=torch.float32)
         log_norm, entropy = torch.empty_like(logprob), torch.zeros_like(logprob)
         divisor = temperature * spec.scale
-        for chunk in _chunks(len(hidden), len(weight), _CHUNK_ELEMENTS):
+        for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
             raw_CV = hidden[chunk] @ weight.t()
+            if _has_kernels(hidden, spec):
+                kernels = (raw_CV, divisor[chunk], target[chunk])
+                found = head_kernels.token_statistics(*kernels, spec.wants_entropy)
+                logprob[chunk], log_norm[chunk], entropy[chunk] = found
+                continue
             for part, own in _parts(chunk, len(weight)):
                 logits, _ = _logits(raw_CV[own], divisor[part], spec)
                 picked = logits.gather(1, target[part, None]).squeeze(1)
@@ -98,9 +111,13 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         grad_logprob, grad_entropy = grad_logprob / divisor, grad_entropy / divisor
-        for chunk in _chunks(len(hidden), len(weight), _CHUNK_ELEMENTS):
+        for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
             raw_CV = hidden[chunk] @ weight.t() if kept is None else kept
-            for part, own in _parts(chunk, len(weight)):
+            is_done = _has_kernels(hidden, spec)
+            if is_done:
+                per_token = (divisor, target, log_norm, entropy, grad_logprob, grad_entropy)
+                head_kernels.logit_gradient_inplace(raw_CV, *(t[chunk] for t in per_token))
+            for part, own in () if is_done else _parts(chunk, len(weight)):
                 logits, slope = _logits(raw_CV[own], divisor[part], spec, wants_slope=True)
                 log_p = logits.sub_(log_norm[part, None])
                 grad = _logit_gradient(
@@ -113,6 +130,10 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_weight = found if grad_weight is None else grad_weight.float().add_(found)
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None
+
+
+def _has_kernels(hidden: Tensor, spec: HeadSpec) -> bool:
+    return hidden.is_cuda and spec.softcap is None
 
 
 def _logits(

@@ -57,7 +57,9 @@ class MasterOptimizer:
         return metrics
 
     def _clip(self, norm: Tensor) -> None:
-        if self.settings.clip_grad:
+        if self.settings.clip_grad and norm.is_cuda:  # the step itself divides by it
+            self._adam.grad_scale = ((norm + 1e-6) / self.settings.clip_grad).clamp(min=1.0)  # type: ignore[attr-defined]  # read by fused AdamW
+        elif self.settings.clip_grad:
             scale = (self.settings.clip_grad / (norm + 1e-6)).clamp(max=1.0)
             if scale < 1:
                 gradients = [m.grad for m in self.weights.masters.values() if m.grad is not None]

@@ -40,14 +40,15 @@ class Policy(PackedModel):
 
     @property
     def chunk_size(self) -> int:
-        return max_chunk(len(self._weight))
+        return max_chunk(len(self._weight), self.device)
 
     def outputs(
         self, hidden: Tensor, trained: TrainedTokens, batch: TrainBatch, entropy: bool
     ) -> TokenOutputs:
         spec = HeadSpec(self._scale, self._softcap, entropy)
         temperature = self._temperatures(batch, trained.row).to(hidden.device)
-        logprob, entropies = token_logprobs(hidden, self._weight, trained.target, temperature, spec)
+        target = trained.target.to(hidden.device)
+        logprob, entropies = token_logprobs(hidden, self._weight, target, temperature, spec)
         values = {"logprob": logprob} | ({"entropy": entropies} if entropy else {})
         return TokenOutputs(trained, values)
 

@@ -160,7 +160,8 @@ def _backpropagate(outputs: TokenOutputs, gradient: Mapping[str, Tensor]) -> Non
     row, column = outputs.trained.row, outputs.trained.column
     names = [name for name, value in outputs.values.items() if value.requires_grad]
     values = [outputs.values[name] for name in names]
-    torch.autograd.backward(values, [gradient[name][row, column] for name in names])
+    found = [gradient[n][row, column].to(v.device) for n, v in zip(names, values, strict=True)]
+    torch.autograd.backward(values, found)
 
 
 def _any_row(batch: TrainBatch) -> TrainBatch:

@@ -1,0 +1,243 @@
+"""Attention over a packed row on a GPU, by PyTorch's flash kernels for rows of any length.
+
+A segment's queries see the keys of its whole path, put side by side, and the kernel's causal mask
+starts where the path ends: so a prompt that rows share is computed once in every layer, and only
+read again in attention. The operator is opaque to `torch.compile` and takes tensors alone, so that
+a layer is compiled once for all packed rows.
+
+Shape letters: N = packed tokens, L = keys, a path's one after the other, H = query heads,
+G = key-value heads, D = head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from trinity.trainer.backends.torch.packing import Segment
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_MAX_HEAD_SIZE = 256
+_NO_WINDOW = -1
+
+
+@dataclass(frozen=True)
+class VarlenPlan:
+    """Where queries and keys of each segment are.
+
+    Args:
+        query_starts, key_starts: [S + 1] int32 where each segment's queries and keys begin.
+        longest: [2] int64 on the CPU: most queries and most keys of a segment.
+        key_index: [L] packed index of each key; empty where keys are the packed row itself.
+        slots: [L] places in ``key_index`` of each packed token in turn ...
+        offsets: ... and [N] where its part of ``slots`` begins; both empty like ``key_index``.
+    """
+
+    query_starts: Tensor
+    key_starts: Tensor
+    longest: Tensor
+    key_index: Tensor
+    slots: Tensor
+    offsets: Tensor
+
+
+def plan_varlen(segments: Sequence[Segment], device: torch.device) -> VarlenPlan:
+    """The plan of a packed row's segments, which stand in the row in this order."""
+    paths = [segment.path() for segment in segments]
+    num_queries = torch.tensor([len(s.tokens) for s in segments])
+    num_keys = torch.tensor([sum(len(s.tokens) for s in path) for path in paths])
+    none = torch.empty(0, dtype=torch.long, device=device)
+    key_index = slots = offsets = none
+    if any(len(path) > 1 for path in paths):
+        index = torch.cat(
+            [torch.arange(s.offset, s.offset + len(s.tokens)) for path in paths for s in path]
+        )
+        order = index.argsort(stable=True)
+        tokens = torch.arange(int(num_queries.sum()))
+        key_index, slots = _sent(index, device), _sent(order, device)
+        offsets = _sent(torch.searchsorted(index[order], tokens), device)
+    return VarlenPlan(
+        _sent(_starts(num_queries), device),
+        _sent(_starts(num_keys), device),
+        torch.stack([num_queries.max(), num_keys.max()]),
+        key_index,
+        slots,
+        offsets,
+    )
+
+
+def fits_varlen(query: Tensor) -> bool:
+    """Whether the kernels take such queries ([..., D])."""
+    head_size = query.shape[-1]
+    return query.dtype in _DTYPES and head_size % 8 == 0 and head_size <= _MAX_HEAD_SIZE
+
+
+def varlen_attention(
+    query_NHD: Tensor,
+    key_NGD: Tensor,
+    value_NGD: Tensor,
+    plan: VarlenPlan,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """[N, H, D] what every token attends to; differentiable."""
+    out_NHD: Tensor = _attend(
+        query_NHD,
+        key_NGD,
+        value_NGD,
+        plan.query_starts,
+        plan.key_starts,
+        plan.longest,
+        plan.key_index,
+        plan.slots,
+        plan.offsets,
+        scale,
+        _NO_WINDOW if window is None else window - 1,
+    )[0]
+    return out_NHD
+
+
+@torch.library.custom_op("trinity::varlen_attention", mutates_args=())
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    longest: Tensor,
+    key_index: Tensor,
+    slots: Tensor,
+    offsets: Tensor,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if key_index.numel():
+        key, value = key.index_select(0, key_index), value.index_select(0, key_index)
+    most_queries, most_keys = longest.tolist()
+    out, log_sums, seed, unused, _ = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        query_starts,
+        key_starts,
+        most_queries,
+        most_keys,
+        0.0,
+        True,
+        False,
+        scale=scale,
+        window_size_left=None if window < 0 else window,
+        window_size_right=None if window < 0 else 0,
+    )
+    return out, log_sums, seed, unused
+
+
+@_attend.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    longest: Tensor,
+    key_index: Tensor,
+    slots: Tensor,
+    offsets: Tensor,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_tokens, num_heads, _ = query.shape
+    return (
+        torch.empty_like(query, memory_format=torch.contiguous_format),
+        query.new_empty((num_heads, num_tokens), dtype=torch.float32),
+        query.new_empty((2,), dtype=torch.uint64),
+        query.new_empty((), dtype=torch.uint64),
+    )
+
+
+@torch.library.custom_op("trinity::varlen_attention_backward", mutates_args=())
+def _attend_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
+    seed: Tensor,
+    unused: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    longest: Tensor,
+    key_index: Tensor,
+    slots: Tensor,
+    offsets: Tensor,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    is_gathered = key_index.numel() > 0
+    if is_gathered:
+        key, value = key.index_select(0, key_index), value.index_select(0, key_index)
+    most_queries, most_keys = longest.tolist()
+    grad_query, grad_key, grad_value = torch.ops.aten._flash_attention_backward(
+        grad_out.contiguous(),
+        query,
+        key,
+        value,
+        out,
+        log_sums,
+        query_starts,
+        key_starts,
+        most_queries,
+        most_keys,
+        0.0,
+        True,
+        seed,
+        unused,
+        scale=scale,
+        window_size_left=None if window < 0 else window,
+        window_size_right=None if window < 0 else 0,
+    )
+    if is_gathered:
+        grad_key, grad_value = (_summed(g, slots, offsets) for g in (grad_key, grad_value))
+    return grad_query, grad_key, grad_value
+
+
+@_attend_backward.register_fake
+def _(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(  # type: ignore[return-value]  # three
+        torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value)
+    )
+
+
+def _summed(grad_LGD: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
+    """[N, G, D] the sum over all places where a packed token was a key, in a fixed order."""
+    summed = embedding_bag(slots, grad_LGD.flatten(1), offsets, mode="sum")
+    return summed.view(-1, *grad_LGD.shape[1:])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, scale, window = inputs
+    out, log_sums, seed, unused = output
+    ctx.save_for_backward(*tensors[:3], out, log_sums, seed, unused, *tensors[3:])
+    ctx.scale, ctx.window = scale, window
+
+
+def _backward(ctx: Any, grad_out: Tensor, *unused: Tensor | None) -> tuple[Tensor | None, ...]:
+    found = _attend_backward(grad_out, *ctx.saved_tensors, ctx.scale, ctx.window)
+    return (*found, *[None] * 8)
+
+
+_attend.register_autograd(_backward, setup_context=_keep)
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)
+
+
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    return values.to(device, non_blocking=True)
