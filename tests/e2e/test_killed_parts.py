@@ -1,11 +1,9 @@
-"""A process of a run dies: a runner is replaced; without engine or trainer the run ends at once."""
+"""A process of a run dies: runners and engines come back, without the trainer the run ends."""
 
 import os
 import signal
 import time
 from pathlib import Path
-
-import pytest
 
 from tests.e2e.conftest import Start
 from tests.e2e.test_grpo_run import scalars
@@ -31,23 +29,43 @@ def test_a_killed_runner_is_replaced_and_nothing_counts_twice(
     assert run.summary["stages"][0]["samples"] == 48
 
 
-@pytest.mark.parametrize(
-    ("part", "name"), [("trainer", "trainer"), ("engine", "explorer_rollout_model_0")]
-)
-def test_a_killed_part_ends_the_run_and_is_named_last(
-    toy: Toy, start: Start, tmp_path: Path, part: str, name: str
+def test_a_killed_engine_comes_back_with_the_weights_of_the_others(
+    toy: Toy, start: Start, tmp_path: Path
+) -> None:
+    config = toy.config(
+        tmp_path, buffer__total_steps=6, buffer__explorer_input__taskset=SLOW_REWARD
+    )
+    run = start(config)
+    run.wait_for(lambda: "Step 3:" in run.log("explorer"), "step 3")
+    os.kill(run.pid_of("engine"), signal.SIGKILL)
+    killed = time.monotonic()
+    run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death", timeout_s=10)
+    assert time.monotonic() - killed < 10
+    run.succeed()
+    assert "Engine 0 is ready again" in run.log("explorer")
+    found = scalars(run.job, "explorer")
+    assert found["rollout/experience_count"] == [16] * 6
+    assert found["rollout/finished_task_count"] == [4] * 6
+    assert found["rollout/model_version"] == [0, 1, 2, 3, 4, 5]
+    drift = scalars(run.job, "trainer")["sample/model_version/mean"]
+    assert drift == [0, 1, 2, 3, 4, 5]
+    assert run.summary["stages"][0]["samples"] == 96
+
+
+def test_a_killed_trainer_ends_the_run_and_is_named_last(
+    toy: Toy, start: Start, tmp_path: Path
 ) -> None:
     config = toy.config(
         tmp_path, buffer__total_steps=100, buffer__explorer_input__taskset=SLOW_REWARD
     )
     run = start(config)
     run.wait_for_step(1)
-    os.kill(run.pid_of(part), signal.SIGKILL)
+    os.kill(run.pid_of("trainer"), signal.SIGKILL)
     start_s = time.monotonic()
     assert run.wait() == 1
     assert time.monotonic() - start_s < 15
-    assert f"{name}: the process was killed" in run.last_lines
+    assert "trainer: the process was killed" in run.last_lines
     assert "Traceback" not in run.screen
     assert run.summary["status"] == "failed"
-    assert name in run.summary["error"]
+    assert "trainer" in run.summary["error"]
     assert run.remaining() == []

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from trinity.common.deadlines import within
 from trinity.common.experience import Experience
 from trinity.common.models.protocol import InferenceEngine, WeightTicket
 from trinity.common.workflows import Task
+from trinity.explorer.engine_keeper import START_TIMEOUT_S, EngineKeeper
 from trinity.explorer.evaluation import summarize_eval
 from trinity.explorer.scheduler import BatchResult, Scheduler
 from trinity.synchronizer.board import Board
@@ -22,9 +23,6 @@ from trinity.utils.timer import timed
 Report = Callable[[str, int, Metrics], None]
 
 _MAX_FAILED_STEPS = 3
-
-START_TIMEOUT_S = 900.0
-"""Seconds that an engine or a trainer may take to load its model."""
 
 
 class TaskSource(Protocol):
@@ -95,6 +93,10 @@ class Explorer:
     """Rolls out tasks step by step. ``prepare`` -> ``run`` -> ``close``.
 
     Collaborators are plain objects or stand-ins; nothing is started before `prepare`.
+
+    Args:
+        auxiliary: Engines of other models. Others start and end them; `watching` sees to it that
+            they live.
     """
 
     engines: Sequence[InferenceEngine]
@@ -105,6 +107,7 @@ class Explorer:
     schedule: SyncSchedule
     settings: ExplorerSettings
     evals: Sequence[EvalTaskset] = ()
+    auxiliary: Sequence[InferenceEngine] = ()
     report: Report = lambda role, step, metrics: None
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("explorer"))
     step: int = 0
@@ -113,6 +116,17 @@ class Explorer:
     _failed_steps: int = 0
     _is_stopping: bool = False
     _finished_state: dict[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        self._keeper = EngineKeeper(self.engines, self.auxiliary, self.logger)
+
+    async def watching(self, work: Coroutine[object, object, None]) -> None:
+        """Do ``work`` while engines that die are brought back.
+
+        Raises:
+            ConnectionError: One can't be brought back.
+        """
+        await self._keeper.watching(work)
 
     async def prepare(self) -> None:
         """Start engines and runners side by side."""
@@ -242,7 +256,7 @@ class Explorer:
             RuntimeError: An engine runs something else than the trainer sent.
         """
         start = time.perf_counter()
-        digests = await asyncio.gather(*(e.load_weights(ticket) for e in self.engines))
+        digests = await self._keeper.load(ticket)
         for index, digest in enumerate(digests):
             if ticket.digest and digest != ticket.digest:
                 raise RuntimeError(

@@ -12,7 +12,8 @@ from trinity.common.constants import Mode
 from trinity.common.deadlines import within
 from trinity.common.models.protocol import InferenceEngine
 from trinity.explorer.benchmark import Benchmark
-from trinity.explorer.explorer import START_TIMEOUT_S, Explorer
+from trinity.explorer.engine_keeper import START_TIMEOUT_S
+from trinity.explorer.explorer import Explorer
 from trinity.launcher import build_bench, build_explorer, build_trainer
 from trinity.launcher.buffers import Buffers, open_buffers
 from trinity.launcher.job import JobCheckpoints, ResumePoint
@@ -121,7 +122,7 @@ class Parts:
     async def _explore(self) -> None:
         assert self.explorer is not None
         try:
-            await (self.benchmark or self.explorer).run()
+            await self.explorer.watching((self.benchmark or self.explorer).run())
         except asyncio.CancelledError:
             if not self._is_stopping:
                 raise

@@ -24,6 +24,8 @@ from trinity.synchronizer.board import Board
 from trinity.utils import actor
 from trinity.utils.log import get_logger
 
+_MAX_RESTARTS = 3  # of an engine that dies; one more death ends the run
+
 
 @dataclass(frozen=True)
 class Served:
@@ -52,10 +54,11 @@ def build(
         schedule=plan.schedule,
         settings=_settings(config),
         evals=buffers.evals,
+        auxiliary=[engine for served in auxiliary for engine in served.engines],
         report=reporter.report,
         logger=get_logger(config.explorer.name),
     )
-    return explorer, [engine for served in auxiliary for engine in served.engines]
+    return explorer, list(explorer.auxiliary)
 
 
 def kill_engines(explorer: Explorer | None, auxiliary: Sequence[InferenceEngine]) -> None:
@@ -218,6 +221,7 @@ def _spawn_engine(
             namespace=plan.namespace,
             num_gpus=num_gpus,
             env_vars=plan.compute_env,
+            max_restarts=_MAX_RESTARTS,
         )
         return engine
     from trinity.engine.served import ServedEngine
@@ -232,6 +236,7 @@ def _spawn_engine(
         namespace=plan.namespace,
         num_gpus=num_gpus,
         env_vars=plan.compute_env,
+        max_restarts=_MAX_RESTARTS,
     )
     return served
 

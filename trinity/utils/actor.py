@@ -17,6 +17,7 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.exceptions import (
+    ActorUnavailableError,
     GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
@@ -30,11 +31,23 @@ from trinity.utils.plugins import load_plugins_from_env
 
 T = TypeVar("T")
 
+_KILLED = "the process was killed or crashed, without an error of its own"
 _DEATHS = (RayActorError, OutOfMemoryError, WorkerCrashedError, NodeDiedError)
 
 
 class ProcessDied(ConnectionError):
-    """The process behind a stand-in is gone."""
+    """The process behind a stand-in is gone.
+
+    ``comes_back``: whether it is being started again.
+    """
+
+    comes_back = False
+
+
+class ProcessRestarted(ProcessDied):
+    """The process behind a stand-in died and is started again; it is not ready yet."""
+
+    comes_back = True
 
 
 class _Outcome(NamedTuple):
@@ -48,21 +61,36 @@ class _Outcome(NamedTuple):
 
 
 class Process:
-    """The far side: holds the object and makes the calls."""
+    """The far side: holds the object and makes the calls.
+
+    One that was started again after a death holds a new object, which has none of what the old one
+    was told. It takes calls of `repairing` stand-ins only, until `reopen`.
+    """
 
     def __init__(self, cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._failure: _Outcome | None = None
+        self._is_open = not ray.get_runtime_context().was_current_actor_reconstructed
         try:
             load_plugins_from_env()  # calls may bring objects of theirs
             self._object = cls(*args, **kwargs)
         except BaseException as error:  # told to whoever calls first
             self._failure = _failed(error)._replace(is_stillborn=True)
 
+    async def reopen(self) -> None:
+        """Take the calls of all again."""
+        self._is_open = True
+
     async def call(
-        self, method: str, args: tuple[object, ...], kwargs: dict[str, object]
+        self,
+        method: str,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        is_repair: bool = False,
     ) -> _Outcome:
         if self._failure is not None:
             return self._failure
+        if not (self._is_open or is_repair):
+            return _failed(ProcessRestarted("The process died; it is not ready again yet."))
         try:
             return _Outcome(await getattr(self._object, method)(*args, **kwargs))
         except asyncio.CancelledError as error:
@@ -94,9 +122,10 @@ class _Remote:
     async methods cross: attributes do not.
     """
 
-    def __init__(self, actor: ActorHandle, name: str) -> None:
+    def __init__(self, actor: ActorHandle, name: str, is_repair: bool = False) -> None:
         self._actor = actor
         self._name = name
+        self._is_repair = is_repair
 
     def __getattr__(self, method: str) -> Callable[..., Coroutine[object, object, object]]:
         if method.startswith("_"):  # pickle asks for dunders before _actor is set
@@ -104,13 +133,15 @@ class _Remote:
 
         async def call(*args: object, **kwargs: object) -> object:
             task: Any = self._actor.call.options(name=f"{self._name}.{method}")
-            reference: ray.ObjectRef[_Outcome] = task.remote(method, args, kwargs)
+            reference: ray.ObjectRef[_Outcome] = task.remote(method, args, kwargs, self._is_repair)
             try:
                 outcome = await reference
             except asyncio.CancelledError:
                 with contextlib.suppress(Exception):  # the actor is gone, or Ray is
                     ray.cancel(reference)
                 raise
+            except ActorUnavailableError:
+                raise ProcessRestarted(f"{self._name}: {_KILLED}; it is started again") from None
             except _DEATHS as error:
                 raise ProcessDied(f"{self._name}: {_cause_of_death(error)}") from None
             except RayTaskError as error:  # the arguments can't be read there
@@ -121,8 +152,8 @@ class _Remote:
 
         return call
 
-    def __reduce__(self) -> tuple[type, tuple[ActorHandle, str]]:
-        return _Remote, (self._actor, self._name)
+    def __reduce__(self) -> tuple[type, tuple[ActorHandle, str, bool]]:
+        return _Remote, (self._actor, self._name, self._is_repair)
 
 
 def _opened(outcome: _Outcome) -> object:
@@ -153,6 +184,7 @@ def spawn(
     max_concurrency: int = 1000,
     env_vars: Mapping[str, str] | None = None,
     is_detached: bool = False,
+    max_restarts: int = 0,
     **kwargs: object,
 ) -> T:
     """Start ``cls`` as the actor ``name``, or join it if it runs, and return a stand-in for it.
@@ -163,6 +195,9 @@ def spawn(
         max_concurrency: Async calls the actor runs side by side.
         env_vars: Set in the actor's process before anything is imported there.
         is_detached: It outlives the process that started it, until somebody kills it.
+        max_restarts: Times the process is started again after a death. Its new object is to be
+            made ready by a `repairing` stand-in; the calls of others raise `ProcessRestarted` until
+            `reopen`.
     """
     options = {
         "name": name,
@@ -173,6 +208,7 @@ def spawn(
         "max_concurrency": max_concurrency,
         "runtime_env": {"env_vars": dict(env_vars)} if env_vars else {},
         "lifetime": "detached" if is_detached else None,
+        "max_restarts": max_restarts,
     }
     handle = _process_class().options(**options).remote(cls, args, kwargs)
     return cast(T, _Remote(cast(ActorHandle, handle), name))
@@ -191,6 +227,20 @@ def kill(stand_in: object) -> None:
     if isinstance(stand_in, _Remote):
         with contextlib.suppress(ValueError, RayActorError):
             ray.kill(stand_in._actor, no_restart=True)
+
+
+def repairing(stand_in: T) -> T:
+    """A stand-in whose calls reach a process that is not ready again. Plain objects as they are."""
+    if isinstance(stand_in, _Remote):
+        return cast(T, _Remote(stand_in._actor, stand_in._name, is_repair=True))
+    return stand_in
+
+
+async def reopen(stand_in: object) -> None:
+    """Have a process that was made ready again take the calls of all."""
+    if isinstance(stand_in, _Remote):
+        reopened: Any = stand_in._actor.reopen
+        await reopened.remote()
 
 
 def is_remote(thing: object) -> bool:
@@ -225,7 +275,7 @@ def _cause_of_death(error: Exception) -> str:
     if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
         return "the process was ended because the machine ran low on memory"
     if "unexpectedly" in text:
-        return "the process was killed or crashed, without an error of its own"
+        return _KILLED
     return f"the process ended ({_last_line(text)})"
 
 

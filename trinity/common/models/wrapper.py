@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+
+_RESTART_WAIT_S = 300.0
+_RESTART_POLL_S = 0.25
 
 TemplateArgs = Mapping[str, Any] | None
 
@@ -478,6 +482,17 @@ class ModelWrapper:
         return min(await asyncio.gather(*[engine.version() for engine in self._engines]))
 
     async def _on_engine(self, request: Callable[[InferenceEngine], Awaitable[T]]) -> T:
+        """What ``request`` gives on an engine; one that is started again is waited for."""
+        deadline = time.monotonic() + _RESTART_WAIT_S
+        while True:
+            try:
+                return await self._on_living_engine(request)
+            except ConnectionError as error:
+                if not getattr(error, "comes_back", False) or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_RESTART_POLL_S)
+
+    async def _on_living_engine(self, request: Callable[[InferenceEngine], Awaitable[T]]) -> T:
         """What ``request`` gives on the least loaded engine, or on the next one that lives."""
         order = sorted(range(len(self._engines)), key=lambda place: self._load[place])
         for attempt, place in enumerate(order, start=1):

@@ -1,0 +1,99 @@
+"""Engines that die are brought back with the newest weights, or end the work."""
+
+import asyncio
+import logging
+
+import pytest
+
+from trinity.common.models.protocol import WeightTicket
+from trinity.explorer.engine_keeper import EngineKeeper
+from trinity.utils.actor import ProcessDied, ProcessRestarted
+
+
+class MortalEngine:
+    """Dies when told; comes back as often as it has lives, without its weights."""
+
+    def __init__(self, lives: int = 1) -> None:
+        self.lives = lives
+        self.calls: list[str] = []
+        self._is_ready = True
+
+    def die(self) -> None:
+        self._is_ready = False
+        self.lives -= 1
+
+    async def health(self) -> dict[str, float]:
+        self._require_life()
+        if not self._is_ready:
+            raise ProcessRestarted("gone")
+        return {}
+
+    async def prepare(self) -> None:
+        self._require_life()
+        self.calls.append("prepare")
+        self._is_ready = self.lives > 0
+
+    async def load_weights(self, ticket: WeightTicket) -> str:
+        await self.health()
+        self.calls.append(f"load {ticket.version}")
+        return ticket.digest
+
+    def _require_life(self) -> None:
+        if self.lives < 0:
+            raise ProcessDied("gone for good")
+
+
+def ticket(version: int) -> WeightTicket:
+    return WeightTicket(version, "memory", f"digest {version}", None)
+
+
+def keeper(*engines: MortalEngine, auxiliary: tuple[MortalEngine, ...] = ()) -> EngineKeeper:
+    return EngineKeeper(engines, auxiliary, logging.getLogger("test"), poll_s=0.01)
+
+
+async def until(is_so) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_dead_engine_gets_the_newest_weights():
+    engine, other, judge = MortalEngine(2), MortalEngine(), MortalEngine(2)
+    keeper_ = keeper(engine, other, auxiliary=(judge,))
+
+    async def work() -> None:
+        for version in (1, 2):
+            assert await keeper_.load(ticket(version)) == [f"digest {version}"] * 2
+        engine.die()
+        judge.die()
+        await until(lambda: "prepare" in judge.calls and engine.calls[-2:] == ["prepare", "load 2"])
+
+    await keeper_.watching(work())
+    assert other.calls == ["load 1", "load 2"]
+    assert judge.calls == ["prepare"]
+
+
+async def test_a_death_in_a_sync_is_no_end():
+    engine = MortalEngine(2)
+    engine.die()
+    assert await keeper(engine).load(ticket(3)) == ["digest 3"]
+    assert engine.calls[:2] == ["prepare", "load 3"]
+
+
+async def test_an_engine_without_lives_ends_the_work():
+    engine = MortalEngine(0)
+
+    async def work() -> None:
+        engine.die()
+        await asyncio.sleep(60)
+
+    with pytest.raises(ProcessDied, match="for good"):
+        await keeper(engine).watching(work())
+
+
+async def test_errors_and_results_of_the_work_pass():
+    async def fails() -> None:
+        raise ValueError("of the work")
+
+    with pytest.raises(ValueError, match="of the work"):
+        await keeper(MortalEngine()).watching(fails())

@@ -1,0 +1,118 @@
+"""Engines that die are found, started again and given the weights that the others have."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+
+from trinity.common.deadlines import within
+from trinity.common.models.protocol import InferenceEngine, WeightTicket
+from trinity.utils import actor
+
+START_TIMEOUT_S = 900.0
+"""Seconds that an engine or a trainer may take to load its model."""
+
+_POLL_S = 1.0
+
+
+class EngineKeeper:
+    """Sees to it that engines live, as long as their processes may be started again.
+
+    Requests to an engine that is not back yet fail as `ConnectionError`; who sends them tries
+    again. ::
+
+        alive --death--> process started anew --prepare, load_weights--> alive
+                           no further restart --> the watch ends with the error
+
+    Args:
+        engines: Of the model that is trained: they get the newest weights.
+        auxiliary: Of other models, whose weights never change.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[InferenceEngine],
+        auxiliary: Sequence[InferenceEngine],
+        logger: logging.Logger,
+        poll_s: float = _POLL_S,
+    ) -> None:
+        self._engines = list(engines)
+        self._all = [*engines, *auxiliary]
+        self._locks = [asyncio.Lock() for _ in self._all]
+        self._logger = logger
+        self._poll_s = poll_s
+        self._ticket: WeightTicket | None = None
+
+    async def load(self, ticket: WeightTicket) -> list[str]:
+        """Give every engine the weights of ``ticket``; the digest of what each then runs."""
+        self._ticket = ticket
+        return await asyncio.gather(*map(self._load, range(len(self._engines))))
+
+    async def watching(self, work: Coroutine[object, object, None]) -> None:
+        """Do ``work`` while dead engines are brought back; the error if one can't be."""
+        task = asyncio.create_task(work)
+        watches = [asyncio.create_task(self._watch(place)) for place in range(len(self._all))]
+        try:
+            await asyncio.wait({task, *watches}, return_when=asyncio.FIRST_COMPLETED)
+            for watch in watches:
+                if watch.done():
+                    watch.result()
+            await task
+        finally:
+            for running in (task, *watches):
+                running.cancel()
+            await asyncio.gather(task, *watches, return_exceptions=True)
+
+    async def _load(self, place: int) -> str:
+        while True:
+            ticket = self._ticket
+            assert ticket is not None, "load() has set it"
+            try:
+                async with self._locks[place]:
+                    return await self._engines[place].load_weights(ticket)
+            except ConnectionError as error:
+                await self._bring_back(place, error)
+
+    async def _watch(self, place: int) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            try:
+                await self._all[place].health()
+            except ConnectionError as error:
+                await self._bring_back(place, error)
+
+    async def _bring_back(self, place: int, error: ConnectionError) -> None:
+        """Make the engine ready again, whoever notices first; ``error`` if it has no more lives."""
+        async with self._locks[place]:
+            while not await self._is_alive(place):
+                if not getattr(error, "comes_back", False):
+                    raise error
+                self._logger.warning("Engine %d died and is started again: %s", place, error)
+                start = time.monotonic()
+                try:
+                    await self._make_ready(place)
+                except ConnectionError as next_error:
+                    error = next_error
+                    continue
+                seconds = time.monotonic() - start
+                self._logger.warning("Engine %d is ready again after %.1f s.", place, seconds)
+
+    async def _is_alive(self, place: int) -> bool:
+        try:
+            await self._all[place].health()
+        except ConnectionError:
+            return False
+        return True
+
+    async def _make_ready(self, place: int) -> None:
+        engine = actor.repairing(self._all[place])
+        hint = "Its log says how far it came."
+        await within(START_TIMEOUT_S, engine.prepare(), f"engine {place}", "a restart", hint)
+        if place < len(self._engines) and self._ticket is not None:
+            digest = await engine.load_weights(self._ticket)
+            if self._ticket.digest and digest != self._ticket.digest:
+                raise RuntimeError(
+                    f"Engine {place} runs weights with digest {digest} after its restart, but the "
+                    f"trainer sent {self._ticket.digest}."
+                )
+        await actor.reopen(self._all[place])
