@@ -94,6 +94,13 @@ def _read(
         settings = _adapter_config(adapter)
         if not merges:
             raise ValueError("The weights carry a LoRA adapter: pass --merge to add it in.")
+        if not base:
+            if base_model is None:
+                raise ValueError(
+                    "The checkpoint is a LoRA adapter alone: name the model below it by "
+                    "--base-model-dir."
+                )
+            return "an adapter and its base", merge_lora(_load_folder(base_model), found, settings)
         return "FSDP shards and their adapter", merge_lora(base, found, settings)
     if adapter.is_dir():
         if not merges or base_model is None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,8 @@ from tests.trainer.toy import groups, model_folder, multi_turn
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
-from trinity.trainer.backends.torch.rank_group import split_rows
+from trinity.trainer.backends.torch.rank_group import split_rows, writing_turns
+from trinity.trainer.backends.torch.sequence_parallel import check_heads
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.loss import Objective
 
@@ -40,13 +43,16 @@ def assert_same(found, wanted, tolerance: float = 1e-6) -> None:
             assert step[name] == pytest.approx(other[name], rel=5e-6, abs=tolerance), name
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("tied", [True, False])
-async def test_ranks_compute_what_one_process_does(tmp_path, world_size, tied):
+@pytest.mark.parametrize(
+    ("world_size", "shares_rows", "tied"),
+    [(2, 1, True), (4, 1, False), (2, 2, False), (4, 2, True), (4, 4, True)],
+)
+async def test_ranks_compute_what_one_process_does(tmp_path, world_size, shares_rows, tied):
     folder = model_folder(tmp_path / "model", tie_word_embeddings=tied)
     given = settings(folder, micro_batches=MicroBatchRule(max_tokens=80))
     single = TorchTrainEngine(given)
     await single.prepare()
+    given = replace(given, sequence_parallel=shares_rows)
     wanted = await steps(single, range(3))
     with rank_group(given, world_size) as group:
         await group.prepare()
@@ -92,3 +98,20 @@ def test_rows_are_split_by_groups_and_balanced():
     assert sorted(row for part in parts for row in part) == list(range(len(batch)))
     loads = [int(batch.lengths[part].sum()) for part in parts]
     assert max(loads) < 1.5 * min(loads)
+    uneven = split_rows(batch, 3, balances=False)
+    assert sorted(row for part in uneven for row in part) == list(range(len(batch)))
+
+
+def test_writers_of_a_checkpoint_take_turns():
+    hosts = ["a", "a", "b"]
+    assert writing_turns("unrestricted", hosts) == [[0, 1, 2]]
+    assert writing_turns("single_node", hosts) == [[0, 1], [2]]
+    assert writing_turns("single_process", hosts) == [[0], [1], [2]]
+    assert writing_turns("single_thread", hosts) == [[0], [1], [2]]
+
+
+def test_heads_that_ranks_cannot_share_are_refused_with_the_numbers():
+    check_heads(9, 3, 3)
+    check_heads(8, 2, 4)
+    with pytest.raises(ValueError, match=r"2 ranks share .* 9 attention heads and 3 key heads"):
+        check_heads(9, 3, 2)

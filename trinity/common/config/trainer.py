@@ -51,6 +51,9 @@ class TrainerConfig(ConfigModel):
     trainer_strategy: TrainerStrategy = TrainerStrategy.FSDP2
     """How the model is spread over GPUs: `fsdp2`, `fsdp` (the same with `torch`), `megatron`."""
 
+    num_processes: int = Field(1, ge=1)
+    """Processes that share the model on a machine without GPUs; with GPUs there is one for each."""
+
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of the computation; master weights are float32 either way."""
 

@@ -14,7 +14,13 @@ import psutil
 import torch
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from trinity.common.models.loading import end_of_sequence_ids, load_causal_lm, load_tokenizer
+from trinity.common.models.adapters import add_adapter_inplace
+from trinity.common.models.loading import (
+    cast_parameters,
+    end_of_sequence_ids,
+    load_causal_lm,
+    load_tokenizer,
+)
 from trinity.common.models.protocol import Completion, SamplingParams, WeightTicket
 from trinity.engine.torch.attention import IMPLEMENTATION
 from trinity.engine.torch.batcher import Batcher, Limits
@@ -74,7 +80,7 @@ class TorchEngine:
         Raises:
             ValueError: The prompt is empty or leaves no room for a new token.
         """
-        _refuse_adapter(adapter)
+        self._refuse_other_adapter(adapter)
         self._require_sound()
         room = self._max_model_len - len(prompt_ids)
         if not len(prompt_ids) or room < 1:
@@ -101,7 +107,7 @@ class TorchEngine:
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
     ) -> list[float]:
         """Log-probability of each token given those before it: ``len(token_ids) - 1`` values."""
-        _refuse_adapter(adapter)
+        self._refuse_other_adapter(adapter)
         self._require_sound()
         if len(token_ids) < 2:
             return []
@@ -123,7 +129,7 @@ class TorchEngine:
             RuntimeError: The digest is not the ticket's. The engine samples no more.
             ValueError: Names, shapes or dtypes don't fit. The engine samples no more.
         """
-        _refuse_adapter(ticket.adapter)
+        self._refuse_other_adapter(ticket.adapter)
         done: Future[str] = Future()
         self._put(lambda: self._updates.append((ticket, done)))
         return await asyncio.wrap_future(done)
@@ -182,6 +188,11 @@ class TorchEngine:
         if self._batcher is None or self._thread is None:
             raise RuntimeError("The engine is not ready: await prepare() first.")
         return self._batcher
+
+    def _refuse_other_adapter(self, adapter: str | None) -> None:
+        own = self._settings.adapter
+        if adapter is not None and (own is None or own.name != adapter):
+            raise ValueError(f"The torch engine has no adapter {adapter!r}.")
 
     def _require_sound(self) -> None:
         """Raise unless the engine is ready and its weights are whole."""
@@ -268,6 +279,10 @@ class TorchEngine:
             trust_remote_code=settings.trust_remote_code,
             config_overrides=settings.config_overrides,
         )
+        if settings.adapter is not None:
+            dtype = next(model.parameters()).dtype
+            add_adapter_inplace(model, settings.adapter)
+            cast_parameters(model, dtype)
         if is_random:
             self._log.warning(
                 "%s holds no weights: initialised at random with seed %d.",
@@ -338,11 +353,6 @@ class TorchEngine:
         batcher.forget_prompts()
         self._broken = None
         done.set_result(digest)
-
-
-def _refuse_adapter(adapter: str | None) -> None:
-    if adapter is not None:
-        raise ValueError(f"The torch engine has no adapter {adapter!r}.")
 
 
 def _free_memory(device: str) -> int:

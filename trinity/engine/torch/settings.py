@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trinity.common.models.adapters import AdapterSettings
+
 UpdateMode = Literal["pause", "keep", "abort"]
 
 
@@ -30,6 +32,7 @@ class TorchEngineSettings:
         trust_remote_code: Run model code that comes with the model folder.
         version: Version of the weights at ``model_path``.
         config_overrides: Fields of the model's config to replace (``rope_parameters`` ...).
+        adapter: On the model from the start; weight updates are then its own. None: none.
     """
 
     model_path: str
@@ -47,3 +50,4 @@ class TorchEngineSettings:
     trust_remote_code: bool = False
     version: int = 0
     config_overrides: Mapping[str, object] = field(default_factory=dict)
+    adapter: AdapterSettings | None = None

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from trinity.common.models.adapters import adapter_parameters
 from trinity.utils.digest import weights_digest
 
 
@@ -12,13 +13,13 @@ from trinity.utils.digest import weights_digest
 def load_weights_inplace(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> str:
     """Copy ``weights`` into the parameters of the same names; the digest of the result.
 
-    Tied parameters have one name, the first.
+    Tied parameters have one name, the first. Of a model with an adapter it is the adapter's.
 
     Raises:
         ValueError: A name is unknown, given twice or missing, or a shape or dtype differs. The
             model is then partly updated.
     """
-    parameters = dict(model.named_parameters())
+    parameters = updated_parameters(model)
     missing = set(parameters)
     for name, tensor in weights:
         if name not in missing:
@@ -39,8 +40,13 @@ def load_weights_inplace(model: nn.Module, weights: Iterable[tuple[str, Tensor]]
 
 
 def model_digest(model: nn.Module) -> str:
-    """`weights_digest` of a model's parameters, tied ones once."""
-    return weights_digest(model.named_parameters())
+    """`weights_digest` of what updates change of a model, tied parameters once."""
+    return weights_digest(updated_parameters(model).items())
+
+
+def updated_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that weight updates bring: those of the adapter, or all without one."""
+    return adapter_parameters(model) or dict(model.named_parameters())
 
 
 def _kind(name: str, parameters: dict[str, nn.Parameter]) -> str:

@@ -2,8 +2,10 @@
 
 import asyncio
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope
+from trinity.common.models.adapters import AdapterFolder, adapter_off, merged
 from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.channel import WeightChannel
 from trinity.trainer.backends.torch import updates
@@ -33,6 +36,8 @@ from trinity.utils.log import get_logger
 
 T = TypeVar("T")
 
+_WRITERS = 4  # files of a checkpoint that a process writes at once
+
 
 class TorchTrainEngine:
     """A `TrainEngine` on PyTorch alone, on one device.
@@ -49,7 +54,8 @@ class TorchTrainEngine:
         self._settings = settings
         self._channel = channel
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="train")
-        self._writer = CheckpointWriter()
+        is_serial = settings.save_strategy == "single_thread"
+        self._writer = CheckpointWriter(1 if is_serial else _WRITERS)
         self._logger = get_logger(settings.log_name)
         self._models: dict[TrainedRole, TrainedModel] = {}
         self._reference: PackedModel | None = None
@@ -89,8 +95,9 @@ class TorchTrainEngine:
     async def send_weights(self, version: int) -> WeightTicket:
         if self._channel is None:
             raise ValueError("This engine was built without a weight channel.")
-        channel, weights = self._channel, self._trained("actor").optimizer.weights
-        return await self._run(lambda: channel.send(version, weights.export()))
+        channel = self._channel
+        ticket = await self._run(lambda: channel.send(version, self._sent_weights()))
+        return replace(ticket, adapter=self._sent_adapter)
 
     async def save(self, path: str | Path, hf: bool = False, files: Files | None = None) -> None:
         await self.wait_saved()
@@ -107,7 +114,10 @@ class TorchTrainEngine:
         peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         actor = self._models.get("actor")
         steps = actor.optimizer.num_steps if actor else 0
-        return {"peak_memory_mb": peak_kb / 1024, "optimizer_steps": float(steps)}
+        figures = {"peak_memory_mb": peak_kb / 1024, "optimizer_steps": float(steps)}
+        if self._settings.device != "cpu":
+            figures["peak_gpu_memory_mb"] = torch.cuda.max_memory_allocated() / 2**20
+        return figures
 
     async def close(self) -> None:
         try:
@@ -148,7 +158,10 @@ class TorchTrainEngine:
     def _forward(
         self, batch: TrainBatch, which: ModelRole, entropy: bool, plan: Sequence[MicroBatch]
     ) -> dict[str, Tensor]:
-        with self._working().at_work(*self._model(which)) as model:
+        is_base = which == "ref" and self._settings.adapter is not None
+        model, is_offloaded = self._model(which)
+        rest = adapter_off(model.model) if is_base else nullcontext()
+        with rest, self._working().at_work(model, is_offloaded):
             return updates.token_outputs(model, batch, plan, entropy)
 
     def _backward(
@@ -180,6 +193,8 @@ class TorchTrainEngine:
     def _model(self, which: ModelRole) -> tuple[PackedModel, bool]:
         """A model, and whether it is offloaded while not used."""
         settings = self._settings
+        if which == "ref" and settings.adapter is not None:
+            return self._trained("actor").packed, settings.param_offload
         if which == "ref":
             if self._reference is None:
                 self._reference = self._working().reference()
@@ -198,16 +213,52 @@ class TorchTrainEngine:
             raise ValueError(f"This engine has no {which}: there is none in its settings.")
         return self._models[which]
 
+    @property
+    def _sent_adapter(self) -> str | None:
+        """Name of the adapter that engines get alone, if they do."""
+        adapter = self._settings.adapter
+        return adapter.name if adapter is not None and self._settings.sends_adapter else None
+
+    def _sent_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What engines get."""
+        if self._sent_adapter is not None:
+            return self._trained("actor").optimizer.weights.export(trained_only=True)
+        return self._whole_weights()
+
+    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The actor as any other program loads it, an adapter added in."""
+        weights = self._trained("actor").optimizer.weights
+        if self._settings.adapter is None:
+            return weights.export()
+        return merged(weights.export(), weights.model)
+
     def _states(self, hf: bool) -> dict[str, ModelState]:
-        return {
-            role: ModelState.copy_of(model.optimizer, self._hf_folder(role, model, hf))
-            for role, model in self._models.items()
-        }
+        return {role: self._state(role, model, hf) for role, model in self._models.items()}
+
+    def _state(
+        self, role: TrainedRole, model: TrainedModel, hf: bool, rank: int = 0, world_size: int = 1
+    ) -> ModelState:
+        """What this process saves of a model; all ranks put together what the first one saves."""
+        folder, adapter = self._hf_folder(role, model, hf), self._adapter_folder(role, model)
+        is_first = rank == 0
+        return ModelState.copy_of(
+            model.optimizer,
+            folder if is_first else None,
+            rank,
+            world_size,
+            adapter if is_first else None,
+        )
+
+    def _adapter_folder(self, role: TrainedRole, model: TrainedModel) -> AdapterFolder | None:
+        if role != "actor" or self._settings.adapter is None:
+            return None
+        weights = model.optimizer.weights.export(trained_only=True)
+        return AdapterFolder.of(model.packed.model, weights)
 
     def _hf_folder(self, role: TrainedRole, model: TrainedModel, hf: bool) -> HuggingFaceFolder:
         weights = None
         if hf and role == "actor":
-            weights = {name: w.clone() for name, w in model.optimizer.weights.export()}
+            weights = {name: w.clone() for name, w in self._whole_weights()}
         template = self._settings.chat_template
         return HuggingFaceFolder(model.packed.model, model.source, template, weights)
 

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from trinity.common.models.adapters import add_adapter_inplace
 from trinity.common.models.loading import cast_parameters, load_causal_lm, resolve_dtype
 from trinity.trainer.backends.torch.critic import Critic, load_value_model
 from trinity.trainer.backends.torch.optimizer import MasterOptimizer, OptimizerSettings
 from trinity.trainer.backends.torch.packed_model import PackedModel
 from trinity.trainer.backends.torch.policy import Policy
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
-from trinity.trainer.backends.torch.sharding import Ranks, ShardedWeights, shard
+from trinity.trainer.backends.torch.sharding import Ranks, ShardedWeights, layers_of, shard
 from trinity.trainer.backends.torch.weights import Weights
 
 
@@ -47,6 +48,8 @@ class Placement:
         """The policy that is trained."""
         settings = self._settings
         model, is_random = self._causal_lm()
+        if settings.adapter is not None:
+            add_adapter_inplace(model, settings.adapter)
         packed = Policy(model, settings.temperature, settings.shares_prefixes)
         optimizer = self._trained(
             packed,
@@ -67,7 +70,7 @@ class Placement:
             self._to_device(model, settings.reference_offload)
         else:
             shard(packed.backbone, self._dtype, self._ranks, settings.reference_offload)
-            packed.ranks = self._ranks
+            packed.join(self._ranks)
         return packed
 
     def critic(self) -> TrainedModel:
@@ -125,13 +128,18 @@ class Placement:
         model = packed.model.train()
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        if self._settings.compiles_layers:
+            for layer in layers_of(model):
+                layer.compile(dynamic=True)
         weights: Weights
         if self._ranks is None:
+            _move(model, self._settings.device)  # first: masters are made where the model is
             weights = Weights(model, self._dtype, "cpu" if optimizer_offload else None)
-            self._to_device(model, param_offload)
+            if param_offload:
+                _move(model, "cpu")
         else:
             shard(packed.backbone, self._dtype, self._ranks, param_offload)
-            packed.ranks = self._ranks
+            packed.join(self._ranks)
             weights = ShardedWeights(model, self._dtype, self._ranks)
         return MasterOptimizer(weights, optimizer)
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from trinity.trainer.backends.torch import attention
+from trinity.trainer.backends.torch import attention, sequence_parallel
 from trinity.trainer.backends.torch.packing import PackedRows, TrainedTokens, pack_rows
 from trinity.trainer.batch import TrainBatch
 
@@ -27,8 +28,9 @@ class TokenOutputs:
     values: Mapping[str, Tensor]
 
     def by_row(self, batch: TrainBatch) -> dict[str, Tensor]:
-        """The same as [B, T], 0 where masked."""
-        return {name: self.trained.scatter(value, batch) for name, value in self.values.items()}
+        """The same as [B, T] on the CPU, where losses are computed; 0 where masked."""
+        values = {name: value.cpu() for name, value in self.values.items()}
+        return {name: self.trained.scatter(value, batch) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,18 @@ class PackedModel(ABC):
         self.backbone = Backbone(model, decoder)
         self.ranks: Ranks | None = None
 
+    def join(self, ranks: "Ranks") -> None:
+        """Work together with other ranks from now on."""
+        self.ranks = ranks
+        if ranks.sequence is not None:
+            sequence_parallel.register()
+            self.model.set_attn_implementation(sequence_parallel.IMPLEMENTATION)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.model.device if self.ranks is None else torch.device(self.ranks.device)
+
     @property
     @abstractmethod
     def chunk_size(self) -> int:
@@ -104,12 +118,18 @@ class PackedModel(ABC):
         return flag if self.ranks is None else self.ranks.any(flag)
 
     def before_backward(self) -> None:
-        """Give what lies outside the layers a gradient on every rank, as summing up demands."""
-        if self.ranks is not None:
-            for parameter in self.backbone.parameters():
-                is_whole = not isinstance(parameter, DTensor)
-                if is_whole and parameter.requires_grad and parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+        """Give what lies outside the layers a gradient on every rank, as summing up demands.
+
+        Ranks that share rows have all computed the same there; one of them counts.
+        """
+        if self.ranks is None:
+            return
+        sequence = self.ranks.sequence
+        counts = sequence is None or sequence.rank == 0
+        for parameter in self.backbone.parameters():
+            is_whole = not isinstance(parameter, DTensor)
+            if is_whole and parameter.requires_grad and not (counts and parameter.grad is not None):
+                parameter.grad = torch.zeros_like(parameter)
 
     def rest(self) -> None:
         """Free what a sharded model has put together."""
@@ -119,7 +139,9 @@ class PackedModel(ABC):
     def hidden(self, packed: PackedRows) -> Tensor:
         """[M, D] output of the last layer where trained tokens are predicted."""
         plan = attention.plan_attention(packed)
-        hidden_ND = self.backbone(packed.token_ids, packed.position_ids, plan)
+        sequence = self.ranks.sequence if self.ranks is not None else None
+        run = self.backbone if sequence is None else partial(sequence.hidden, self.backbone)
+        hidden_ND = run(packed.token_ids, packed.position_ids, plan)
         return hidden_ND.index_select(0, packed.source)
 
     def token_outputs(self, batch: TrainBatch, entropy: bool = False) -> TokenOutputs:

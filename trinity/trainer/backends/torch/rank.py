@@ -37,19 +37,17 @@ class TorchTrainRank(TorchTrainEngine):
         super().__init__(settings, channel)
         self._rank = rank
         self._ranks: Ranks | None = None
+        self._held: dict[str, ModelState] = {}
 
     async def address(self) -> str:
         """Where the ranks can meet: this host and a free port."""
-        host = socket.gethostbyname(socket.gethostname())
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return f"{host}:{probe.getsockname()[1]}"
+        return own_address()
 
     async def join(self, address: str) -> None:
         """Meet the other ranks, and load the models."""
 
         def meet() -> None:
-            self._ranks = Ranks(self._rank, self._settings.device, address)
+            self._ranks = Ranks(self._rank, self._settings, address)
             self._prepare(self._ranks)
 
         await self._run(meet)
@@ -85,18 +83,22 @@ class TorchTrainRank(TorchTrainEngine):
         """All ranks put the weights together; the one with the channel sends them."""
         if self._channel is not None:
             return await super().send_weights(version)
-        weights = self._trained("actor").optimizer.weights
-        await self._run(lambda: deque(weights.export(), maxlen=0))
+        await self._run(lambda: deque(self._sent_weights(), maxlen=0))
         return WeightTicket(version, "", "", None)
 
     async def begin_checkpoint(self, path: str | Path) -> None:
         """Make the folder that all ranks write into; on one rank."""
         atomic.begin_folder(Path(path))
 
-    async def save_part(self, path: str | Path, hf: bool) -> None:
-        """Begin to write this rank's part of a checkpoint."""
-        states = await self._run(lambda: self._states(hf))
+    async def hold_states(self, hf: bool) -> None:
+        """Copy this rank's part of a checkpoint; `write_part` writes it."""
+        self._held = await self._run(lambda: self._states(hf))
+
+    async def write_part(self, path: str | Path) -> None:
+        """Write what was copied, and wait for its end."""
+        states, self._held = self._held, {}
         self._writer.begin_part(atomic.aside_of(Path(path)), states)
+        await self._writer.wait()
 
     async def finish_checkpoint(self, path: str | Path, files: Files) -> None:
         """Put the folder in place, once all ranks have written; on one rank."""
@@ -116,10 +118,28 @@ class TorchTrainRank(TorchTrainEngine):
 
     def _states(self, hf: bool) -> dict[str, ModelState]:
         rank, world_size = self._rank.rank, self._rank.world_size
-        states: dict[str, ModelState] = {}
-        for role, model in self._models.items():
-            folder = self._hf_folder(role, model, hf)
-            states[role] = ModelState.copy_of(
-                model.optimizer, folder if rank == 0 else None, rank, world_size
-            )
-        return states
+        return {
+            role: self._state(role, model, hf, rank, world_size)
+            for role, model in self._models.items()
+        }
+
+
+def own_address() -> str:
+    """This host and a free port of it."""
+    host = _own_host()
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def _own_host() -> str:
+    """An address of this machine that others reach, if it has one."""
+    host = socket.gethostbyname(socket.gethostname())
+    if not host.startswith("127."):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))  # sends nothing
+        except OSError:
+            return host
+        return str(probe.getsockname()[0])

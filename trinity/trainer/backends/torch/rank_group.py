@@ -1,8 +1,10 @@
 """`RankGroup`: several ranks as one `TrainEngine`. It cuts batches and puts results together."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,43 +14,49 @@ from trinity.common.models.protocol import WeightTicket
 from trinity.trainer.backends.torch import updates
 from trinity.trainer.backends.torch.microbatch import MicroBatch, plan_micro_batches
 from trinity.trainer.backends.torch.rank import TorchTrainRank
-from trinity.trainer.backends.torch.settings import TorchEngineSettings
+from trinity.trainer.backends.torch.settings import SaveStrategy, TorchEngineSettings
 from trinity.trainer.backends.torch.state import Files
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import ModelRole, TrainedRole
 from trinity.trainer.loss import BatchObjective
+from trinity.utils import actor
+
+T = TypeVar("T")
 
 
 class RankGroup:
     """A `TrainEngine` over ranks, which are `TorchTrainRank` or stand-ins for them.
 
     Rows go to ranks by whole groups, so that prompts stay shared, balanced by tokens; a group
-    larger than a rank's share is cut. All counts of a loss are those of the whole batch, so the
-    result is that of one process.
+    larger than a rank's share is cut. Ranks that share sequences work on the same rows. All counts
+    of a loss are those of the whole batch, so the result is that of one process.
     """
 
     def __init__(self, ranks: Sequence[TorchTrainRank], settings: TorchEngineSettings) -> None:
-        self._ranks = list(ranks)
+        self.ranks = list(ranks)
         self._settings = settings
-        self._saving: tuple[str | Path, Files] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._hosts: list[str] = []
+        self._is_broken = False
 
     async def prepare(self) -> None:
-        address = await self._ranks[0].address()
-        await asyncio.gather(*(rank.join(address) for rank in self._ranks))
+        addresses = await asyncio.gather(*(rank.address() for rank in self.ranks))
+        self._hosts = [address.rpartition(":")[0] for address in addresses]
+        await self._all("join", addresses[0])
 
     async def forward(
         self, batch: TrainBatch, which: ModelRole = "actor", entropy: bool = False
     ) -> dict[str, Tensor]:
         parts = self._parts(batch, which, None)
-        found = await asyncio.gather(
-            *(
+        found = await self._each(
+            [
                 rank.forward_planned(part.batch, which, entropy, part.plan)
-                for rank, part in zip(self._ranks, parts, strict=True)
-            )
+                for rank, part in self._placed(parts)
+            ]
         )
         whole: dict[str, Tensor] = {}
         width = batch["action_mask"].shape[1]
-        for part, outputs in zip(parts, found, strict=True):
+        for part, outputs in zip(parts, self._first_of_each(found), strict=True):
             for name, values in outputs.items():
                 target = whole.setdefault(name, values.new_zeros(len(batch), width))
                 target[part.rows, : values.shape[1]] = values[: len(part.rows)]
@@ -65,52 +73,83 @@ class RankGroup:
         if not objective.adds_up(batch):
             return await self._in_two_passes(batch, objective, which, scope)
         parts = self._parts(batch, which, objective)
-        shares = await asyncio.gather(
-            *(
+        shares = await self._each(
+            [
                 rank.backward_planned(part.batch, objective, which, part.plan, scope)
-                for rank, part in zip(self._ranks, parts, strict=True)
-            )
+                for rank, part in self._placed(parts)
+            ]
         )
-        return updates.Share.total(shares, objective.loss_name)
+        return updates.Share.total(self._first_of_each(shares), objective.loss_name)
 
     async def optim_step(self, which: TrainedRole = "actor") -> dict[str, float]:
-        found = await asyncio.gather(*(rank.optim_step(which) for rank in self._ranks))
+        found: list[dict[str, float]] = await self._all("optim_step", which)
         return found[0]
 
     async def send_weights(self, version: int) -> WeightTicket:
-        found = await asyncio.gather(*(rank.send_weights(version) for rank in self._ranks))
+        found: list[WeightTicket] = await self._all("send_weights", version)
         return found[0]
 
     async def save(self, path: str | Path, hf: bool = False, files: Files | None = None) -> None:
         await self.wait_saved()
-        await self._ranks[0].begin_checkpoint(path)
-        self._saving = (path, files or {})
-        await asyncio.gather(*(rank.save_part(path, hf) for rank in self._ranks))
+        await self._all("hold_states", hf)
+        self._saving = asyncio.create_task(self._write(path, files or {}))
 
     async def wait_saved(self) -> None:
         saving, self._saving = self._saving, None
-        if saving is None:
-            return
-        try:
-            await asyncio.gather(*(rank.wait_saved() for rank in self._ranks))
-            await self._ranks[0].finish_checkpoint(*saving)
-        except BaseException:
-            await self._ranks[0].abandon_checkpoint(saving[0])
-            raise
+        if saving is not None:
+            await saving
 
     async def load(self, path: str | Path, weights_only: bool = False) -> None:
-        await asyncio.gather(*(rank.load(path, weights_only) for rank in self._ranks))
+        await self._all("load", path, weights_only)
 
     async def health(self) -> dict[str, float]:
-        found = await asyncio.gather(*(rank.health() for rank in self._ranks))
+        found: list[dict[str, float]] = await self._all("health")
         peak = max(figures["peak_memory_mb"] for figures in found)
         return {**found[0], "peak_memory_mb": peak}
 
     async def close(self) -> None:
+        """End all ranks; those that wait for a rank that failed are killed."""
         try:
             await self.wait_saved()
         finally:
-            await asyncio.gather(*(rank.close() for rank in self._ranks))
+            if self._is_broken:
+                for rank in self.ranks:
+                    actor.kill(rank)
+            else:
+                await self._all("close")
+
+    async def _write(self, path: str | Path, files: Files) -> None:
+        """Have all ranks write what they hold, as many at once as the settings allow."""
+        first = self.ranks[0]
+        await first.begin_checkpoint(path)
+        try:
+            for turn in writing_turns(self._settings.save_strategy, self._hosts):
+                await asyncio.gather(*(self.ranks[number].write_part(path) for number in turn))
+            await first.finish_checkpoint(path, files)
+        except BaseException:
+            await first.abandon_checkpoint(path)
+            raise
+
+    async def _all(self, method: str, *args: object) -> list[Any]:
+        """One call on every rank."""
+        return await self._each([getattr(rank, method)(*args) for rank in self.ranks])
+
+    async def _each(self, calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """One call for each rank, which wait for each other; an error leaves the others waiting."""
+        try:
+            return await asyncio.gather(*calls)
+        except BaseException:
+            self._is_broken = True
+            raise
+
+    def _placed(self, parts: Sequence["_Part"]) -> Iterator[tuple[TorchTrainRank, "_Part"]]:
+        """Every rank with the rows that it works on."""
+        for number, rank in enumerate(self.ranks):
+            yield rank, parts[number // self._settings.sequence_parallel]
+
+    def _first_of_each(self, found: Sequence[T]) -> Sequence[T]:
+        """Results of ranks that share sequences, once."""
+        return found[:: self._settings.sequence_parallel]
 
     async def _in_two_passes(
         self, batch: TrainBatch, objective: BatchObjective, which: TrainedRole, scope: LossScope
@@ -118,16 +157,16 @@ class RankGroup:
         outputs = await self.forward(batch, which, objective.needs_entropy)
         gradient, share = updates.gradient_at_outputs(outputs, batch, objective, scope)
         parts = self._parts(batch, which, objective)
-        await asyncio.gather(
-            *(
+        await self._each(
+            [
                 rank.backward_from(
                     part.batch,
                     {name: values[part.rows] for name, values in gradient.items()},
                     which,
                     part.plan,
                 )
-                for rank, part in zip(self._ranks, parts, strict=True)
-            )
+                for rank, part in self._placed(parts)
+            ]
         )
         return updates.Share.total([share], objective.loss_name)
 
@@ -135,18 +174,20 @@ class RankGroup:
         self, batch: TrainBatch, which: ModelRole, objective: BatchObjective | None
     ) -> list["_Part"]:
         """Each rank's rows, and its micro-batches: as many for all, idle ones at the same place."""
-        rule = self._settings.rule(which, with_gradient=objective is not None)
+        settings = self._settings
+        rule = settings.rule(which, with_gradient=objective is not None)
+        if rule.max_tokens is not None:
+            rule = replace(rule, max_tokens=rule.max_tokens * settings.sequence_parallel)
         idle = torch.zeros(len(batch), dtype=torch.bool)
         if objective is not None:
             idle = objective.idle_rows(batch)
-        shares = split_rows(batch, len(self._ranks))
+        num_parts = len(self.ranks) // settings.sequence_parallel
+        shares = split_rows(batch, num_parts, settings.balances_ranks)
         plans = []
         for rows in shares:
             own = batch.select(rows)
             plans.append(
-                plan_micro_batches(own, rule, idle[rows], self._settings.shares_prefixes)
-                if rows
-                else []
+                plan_micro_batches(own, rule, idle[rows], settings.shares_prefixes) if rows else []
             )
         return [
             _Part.of(batch, rows, plan) for rows, plan in zip(shares, _align(plans), strict=True)
@@ -165,8 +206,20 @@ class _Part:
         return cls(batch.select(rows or [some]), rows, plan)
 
 
-def split_rows(batch: TrainBatch, num_parts: int) -> list[list[int]]:
-    """Rows of each part: whole groups, the largest first to whoever has the fewest tokens."""
+def writing_turns(strategy: SaveStrategy, hosts: Sequence[str]) -> list[list[int]]:
+    """Which ranks write at the same time, turn by turn."""
+    if strategy == "unrestricted":
+        return [list(range(len(hosts)))]
+    if strategy == "single_node":
+        return [[n for n, own in enumerate(hosts) if own == host] for host in dict.fromkeys(hosts)]
+    return [[number] for number in range(len(hosts))]
+
+
+def split_rows(batch: TrainBatch, num_parts: int, balances: bool = True) -> list[list[int]]:
+    """Rows of each part: whole groups, the largest first to whoever has the fewest tokens.
+
+    Without ``balances`` groups go round in their order, about as many to each part.
+    """
     group, length = batch["group_id"].tolist(), batch.lengths.tolist()
     prompt = batch["prompt_length"].tolist()
     trained = batch["action_mask"].any(dim=1).tolist()
@@ -179,6 +232,11 @@ def split_rows(batch: TrainBatch, num_parts: int) -> list[list[int]]:
         rows = [row for unit in units for row in unit]
         return sum(length[row] - prompt[row] for row in rows) + max(prompt[row] for row in rows)
 
+    if not balances:
+        own: list[list[int]] = [[] for _ in range(num_parts)]
+        for number, units in enumerate(groups.values()):
+            own[number * num_parts // len(groups)] += [row for unit in units for row in unit]
+        return [sorted(part) for part in own]
     bound = sum(cost(units) for units in groups.values()) / num_parts
     pieces = [piece for units in groups.values() for piece in _cut(units, cost, bound)]
     pieces.sort(key=cost, reverse=True)

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
+from trinity.common.models.adapters import AdapterSettings
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.optimizer import OptimizerSettings
+
+SaveStrategy = Literal["single_thread", "single_process", "single_node", "unrestricted"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,16 @@ class TorchEngineSettings:
         reference_offload: The same for the reference model.
         optimizer_offload: Keep masters and moments in CPU memory, and step there.
         critic: The value model; None for none.
+        adapter: Trained in place of the actor's own weights; the reference model is then the actor
+            without it. None: the whole model is trained.
+        sends_adapter: Engines get the adapter alone; else its sum with the weights below it.
+        sequence_parallel: Ranks that share the tokens of the same rows.
+        balances_ranks: Give all ranks about the same number of tokens, not of groups.
+        save_strategy: How many writers of a checkpoint may work at once: one thread, the threads
+            of one process, those of one machine, or all.
         device: Where models are.
+        compiles_layers: Compile each layer with `torch.compile`, on a GPU: less time a step, but
+            about a minute more for the first.
         trust_remote_code: Run code that comes with the model.
         config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
         chat_template: Written into saved models in place of the tokenizer's own; None keeps that.
@@ -71,7 +84,13 @@ class TorchEngineSettings:
     reference_offload: bool = False
     optimizer_offload: bool = False
     critic: CriticSettings | None = None
+    adapter: AdapterSettings | None = None
+    sends_adapter: bool = True
+    sequence_parallel: int = 1
+    balances_ranks: bool = True
+    save_strategy: SaveStrategy = "unrestricted"
     device: str = "cpu"
+    compiles_layers: bool = False
     trust_remote_code: bool = False
     config_overrides: Mapping[str, object] = field(default_factory=dict)
     chat_template: str | None = None

@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from trinity.trainer.backends.torch.packed_model import Backbone
+from trinity.trainer.backends.torch.sequence_parallel import SequenceGroup
+from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.backends.torch.weights import Weights
 
 
@@ -30,23 +32,21 @@ class RankSettings:
     Args:
         rank: Number of this process, from 0.
         world_size: Number of processes.
-        sequence_parallel: Ranks that share the tokens of the same rows.
         timeout_s: How long a rank waits for the others.
     """
 
     rank: int
     world_size: int
-    sequence_parallel: int = 1
     timeout_s: float = 600
 
 
 class Ranks:
     """The ranks that train one model, seen from one of them."""
 
-    def __init__(self, settings: RankSettings, device: str, address: str) -> None:
+    def __init__(self, settings: RankSettings, engine: TorchEngineSettings, address: str) -> None:
         self.rank = settings.rank
         self.world_size = settings.world_size
-        self.device = device
+        self.device = device = engine.device
         dist.init_process_group(
             "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
             init_method=f"tcp://{address}",
@@ -55,6 +55,7 @@ class Ranks:
             timeout=timedelta(seconds=settings.timeout_s),
         )
         self.mesh: DeviceMesh = init_device_mesh(device, (settings.world_size,))
+        self.sequence = SequenceGroup.of(self.rank, self.world_size, engine.sequence_parallel)
 
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` holds on some rank."""
@@ -87,7 +88,7 @@ def shard(
     cut = partial(
         fully_shard, mesh=ranks.mesh, mp_policy=policy, offload_policy=offload or OffloadPolicy()
     )
-    for layer in _layers(backbone.model):
+    for layer in layers_of(backbone.model):
         cut(layer)
     cut(backbone, reshard_after_forward=False)
     for module in backbone.modules():
@@ -96,7 +97,7 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _layers(model: PreTrainedModel) -> Iterator[nn.Module]:
+def layers_of(model: PreTrainedModel) -> Iterator[nn.Module]:
     """The repeated blocks of a model, by the names the model itself gives."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     for module in model.modules():
@@ -140,17 +141,21 @@ class ShardedWeights(Weights):
         """Nothing to do: FSDP rounds the weights each time it puts them together."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        whole = self.model.state_dict()
+        names = self._sharded if self.is_partial else whole
+        return {name: whole[name].detach() for name in names}
 
     @torch.no_grad()
-    def export(self) -> Iterator[tuple[str, Tensor]]:
+    def export(self, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.model.named_parameters():
+            if trained_only and name not in self.masters:
+                continue
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
             yield name, whole.detach().to(self.dtype)
 
     @torch.no_grad()
     def load(self, read: Callable[[str], Tensor]) -> None:
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.saved_parameters().items():
             whole = read(name)
             if isinstance(parameter, DTensor):
                 parameter._local_tensor.copy_(self._part(parameter, whole))

@@ -4,9 +4,10 @@ import asyncio
 import errno
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from trinity.checkpoint import atomic, huggingface, layout
 from trinity.checkpoint.shards import ShardReader
+from trinity.common.models.adapters import AdapterFolder
 from trinity.trainer.backends.torch.optimizer import MasterOptimizer
 from trinity.trainer.backends.torch.weights import Weights
 
@@ -33,6 +35,7 @@ class ModelState:
         extra: Step and random state.
         rank, world_size: Whose part this is.
         hf: The Hugging Face folder's content; only rank 0 has one.
+        adapter: The adapter's own folder; only rank 0 has one.
     """
 
     weights: Mapping[str, Tensor]
@@ -41,6 +44,7 @@ class ModelState:
     rank: int
     world_size: int
     hf: "HuggingFaceFolder | None"
+    adapter: AdapterFolder | None = None
 
     @classmethod
     @torch.no_grad()
@@ -50,6 +54,7 @@ class ModelState:
         hf: "HuggingFaceFolder | None",
         rank: int = 0,
         world_size: int = 1,
+        adapter: AdapterFolder | None = None,
     ) -> "ModelState":
         extra = {
             "format": _FORMAT,
@@ -58,21 +63,24 @@ class ModelState:
         }
         weights: Mapping[str, Tensor] = _copy(optimizer.weights.state_dict())  # type: ignore[assignment]  # a dict
         moments: Mapping[str, object] = _copy(optimizer.state_dict())  # type: ignore[assignment]  # a dict
-        return cls(weights, moments, extra, rank, world_size, hf)
+        return cls(weights, moments, extra, rank, world_size, hf, adapter)
 
-    def write(self, folder: Path) -> None:
-        """Write this rank's files of a model folder, ``.../actor``."""
+    def writes(self, folder: Path) -> Iterator[Callable[[], None]]:
+        """What writes this rank's files of a model folder, ``.../actor``; in any order."""
         folder.mkdir(parents=True, exist_ok=True)
         for kind, content in (
             ("model", self.weights),
             ("optim", self.optimizer),
             ("extra_state", self.extra),
         ):
-            torch.save(dict(content), folder / layout.shard_name(kind, self.world_size, self.rank))
+            path = folder / layout.shard_name(kind, self.world_size, self.rank)
+            yield partial(torch.save, dict(content), path)
         if self.hf is not None:
             layout_facts = {"FSDP_version": 2, "world_size": self.world_size}
             (folder / layout.FSDP_CONFIG).write_text(json.dumps(layout_facts, indent=4))
-            self.hf.write(folder / layout.HUGGING_FACE)
+            yield partial(self.hf.write, folder / layout.HUGGING_FACE)
+        if self.adapter is not None:
+            yield partial(self.adapter.write, folder / layout.LORA_ADAPTER)
 
 
 @dataclass(frozen=True)
@@ -127,19 +135,24 @@ def load_state(optimizer: MasterOptimizer, folder: Path, weights_only: bool) -> 
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time in a thread. An error comes out of `wait`."""
+    """Writes one checkpoint at a time in the background. An error comes out of `wait`.
 
-    def __init__(self) -> None:
+    Args:
+        num_threads: Files that are written at the same time.
+    """
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self._num_threads = num_threads
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._job: Future[None] | None = None
 
     def begin(self, folder: Path, models: Mapping[str, ModelState], files: Files) -> None:
         """Start to write ``folder``; call `wait` before the next one."""
-        self._job = self._thread.submit(_write_checkpoint, folder, models, files)
+        self._job = self._thread.submit(_write_checkpoint, folder, models, files, self._num_threads)
 
     def begin_part(self, aside: Path, models: Mapping[str, ModelState]) -> None:
         """Start to write this rank's part into a folder that somebody else puts in place."""
-        self._job = self._thread.submit(_write_models, aside, models)
+        self._job = self._thread.submit(_write_models, aside, models, self._num_threads)
 
     async def wait(self) -> None:
         """Wait until all is written."""
@@ -148,17 +161,25 @@ class CheckpointWriter:
             await asyncio.wrap_future(job)
 
 
-def _write_checkpoint(folder: Path, models: Mapping[str, ModelState], files: Files) -> None:
+def _write_checkpoint(
+    folder: Path, models: Mapping[str, ModelState], files: Files, num_threads: int
+) -> None:
     with atomic.writing_folder(folder) as aside:
-        _write_models(aside, models)
+        _write_models(aside, models, num_threads)
         write_files(aside, files)
 
 
-def _write_models(folder: Path, models: Mapping[str, ModelState]) -> None:
+def _write_models(folder: Path, models: Mapping[str, ModelState], num_threads: int) -> None:
     """`OSError` for whatever keeps a file from being written, such as a full disk."""
     try:
-        for name, state in models.items():
-            state.write(folder / name)
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="save") as threads:
+            jobs = [
+                threads.submit(write)
+                for name, state in models.items()
+                for write in state.writes(folder / name)
+            ]
+            for job in jobs:
+                job.result()
     except (RuntimeError, SafetensorError) as error:  # what torch and safetensors make of it
         free_mb = shutil.disk_usage(folder).free / 2**20
         message = f"the checkpoint can't be written, {free_mb:.1f} MB are free ({error})"
@@ -172,7 +193,7 @@ def write_files(folder: Path, files: Files) -> None:
 
 
 def _check_same(weights: Weights, reader: ShardReader, folder: Path) -> None:
-    shapes = {name: tuple(p.shape) for name, p in weights.model.named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in weights.saved_parameters().items()}
     saved = reader.shapes()
     missing = sorted(set(shapes) - set(saved))
     if missing:

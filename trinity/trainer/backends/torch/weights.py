@@ -62,8 +62,23 @@ class Weights:
             parameters, masters = zip(*self._shadows, strict=True)
             torch._foreach_copy_(list(parameters), list(masters))
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether only some weights are trained, and saved: those of an adapter."""
+        return any(not p.requires_grad for p in self.model.parameters())
+
+    def saved_parameters(self) -> dict[str, nn.Parameter]:
+        """The model's parameters that checkpoints hold."""
+        named = self.model.named_parameters()
+        return {name: p for name, p in named if p.requires_grad or not self.is_partial}
+
     def state_dict(self) -> dict[str, Tensor]:
-        """All weights and persistent buffers by the model's own names, in float32."""
+        """All weights and persistent buffers by the model's own names, in float32.
+
+        Of a model that is trained in part, that part.
+        """
+        if self.is_partial:
+            return {name: master.detach() for name, master in self.masters.items()}
         masters = {id(p): self.masters.get(name) for name, p in self.model.named_parameters()}
         found = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
@@ -71,15 +86,16 @@ class Weights:
             found[name] = (tensor if master is None else master).detach()
         return found
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
+    def export(self, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Parameters as the model computes with them, each once, by Hugging Face name."""
         for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach()
+            if name in self.masters or not trained_only:
+                yield name, parameter.detach()
 
     @torch.no_grad()
     def load(self, read: Callable[[str], Tensor]) -> None:
         """Take up weights; ``read`` gives each by its name, whole."""
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.saved_parameters().items():
             whole = read(name)
             parameter.copy_(whole)
             if name in self.masters:

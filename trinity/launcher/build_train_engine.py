@@ -1,0 +1,171 @@
+"""RunPlan -> the trainer's engine: one process, or one for each rank."""
+
+from dataclasses import replace
+
+from trinity.algorithm import ADVANTAGE_FN
+from trinity.algorithm.advantage_fn.base import AdvantageFn
+from trinity.common.config import Config
+from trinity.common.config.training import BatchLimit, PartSettings, training_settings
+from trinity.launcher.plan import RunPlan, rope_overrides
+from trinity.synchronizer.channel import WeightChannel
+from trinity.trainer.backends.torch.engine import TorchTrainEngine
+from trinity.trainer.backends.torch.microbatch import MicroBatchRule
+from trinity.trainer.backends.torch.optimizer import OptimizerSettings
+from trinity.trainer.backends.torch.rank import TorchTrainRank
+from trinity.trainer.backends.torch.rank_group import RankGroup
+from trinity.trainer.backends.torch.schedule import Schedule
+from trinity.trainer.backends.torch.settings import CriticSettings, TorchEngineSettings
+from trinity.trainer.backends.torch.sharding import RankSettings
+from trinity.trainer.engine import TrainEngine
+from trinity.utils import actor
+
+_RANK_TIMEOUT_S = 1800.0
+
+
+def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | None) -> TrainEngine:
+    """The engine of a plan; its processes start, but load nothing yet.
+
+    Args:
+        channel: Carries weights to the explorer; None if nobody takes them.
+        updates: Optimizer steps of the run, if that is known.
+    """
+    settings = _settings(plan, updates)
+    name = plan.config.trainer.name
+    if num_ranks(plan) > 1:
+        return _ranks(plan, settings, channel)
+    engine: TrainEngine = actor.spawn(
+        TorchTrainEngine,
+        settings,
+        channel,
+        name=name,
+        namespace=plan.namespace,
+        num_gpus=plan.gpus.trainer,
+        env_vars=plan.compute_env,
+    )
+    return engine
+
+
+def kill_engine(engine: TrainEngine) -> None:
+    """End the processes of an engine, whatever state they are in."""
+    for process in engine.ranks if isinstance(engine, RankGroup) else [engine]:
+        actor.kill(process)
+
+
+def num_ranks(plan: RunPlan) -> int:
+    """Processes of the trainer: one for each of its GPUs, or as many as the file asks for."""
+    return plan.gpus.trainer or plan.config.trainer.num_processes
+
+
+def _ranks(
+    plan: RunPlan, settings: TorchEngineSettings, channel: WeightChannel | None
+) -> RankGroup:
+    """One process for each rank; the first has the channel, and the trainer's own log."""
+    world_size = num_ranks(plan)
+    threads = max(1, plan.cores // world_size)
+    env_vars = {**plan.compute_env, "OMP_NUM_THREADS": str(threads)}
+    ranks = []
+    for number in range(world_size):
+        name = f"{settings.log_name}_rank_{number}" if number else settings.log_name
+        rank = RankSettings(number, world_size, timeout_s=_RANK_TIMEOUT_S)
+        ranks.append(
+            actor.spawn(
+                TorchTrainRank,
+                replace(settings, num_threads=threads, log_name=name),
+                channel if number == 0 else None,
+                rank,
+                name=name,
+                namespace=plan.namespace,
+                num_gpus=1 if plan.gpus.trainer else 0,
+                env_vars=env_vars,
+            )
+        )
+    return RankGroup(ranks, settings)
+
+
+def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
+    config = plan.config
+    trainer, model = config.trainer, config.model
+    parts = training_settings(config)
+    part = parts.actor
+    return TorchEngineSettings(
+        model_path=model.model_path,
+        dtype=trainer.dtype,
+        seed=config.seed,
+        temperature=model.temperature,
+        optimizer=_optimizer(part, updates),
+        micro_batches=_rule(part.train),
+        forward_micro_batches=_rule(part.forward),
+        reference_micro_batches=_rule(parts.reference.forward),
+        shares_prefixes=trainer.enable_shared_prefix,
+        gradient_checkpointing=part.gradient_checkpointing,
+        param_offload=part.param_offload,
+        reference_offload=parts.reference.param_offload,
+        optimizer_offload=part.optimizer_offload,
+        critic=_critic(plan, updates),
+        sequence_parallel=trainer.ulysses_sequence_parallel_size,
+        balances_ranks=trainer.balance_batch,
+        save_strategy=trainer.save_strategy.value,
+        device=plan.device,
+        trust_remote_code=trainer.trust_remote_code,
+        config_overrides=rope_overrides(model),
+        chat_template=model.custom_chat_template,
+        num_threads=plan.cores,
+        log_name=trainer.name,
+    )
+
+
+def _rule(limit: BatchLimit) -> MicroBatchRule:
+    return MicroBatchRule(limit.max_tokens, limit.max_rows)
+
+
+def _critic(plan: RunPlan, updates: int | None) -> CriticSettings | None:
+    """The value model of an algorithm that reads values; None for the others."""
+    config = plan.config
+    if not reads_values(config):
+        return None
+    part = training_settings(config).critic
+    return CriticSettings(
+        config.model.critic_model_path or config.model.model_path,
+        optimizer=_optimizer(part, updates),
+        micro_batches=_rule(part.train),
+        forward_micro_batches=_rule(part.forward),
+        gradient_checkpointing=part.gradient_checkpointing,
+        param_offload=part.param_offload,
+        optimizer_offload=part.optimizer_offload,
+    )
+
+
+def _optimizer(part: PartSettings, updates: int | None) -> OptimizerSettings:
+    given = part.optimizer
+    return OptimizerSettings(
+        lr=given.lr,
+        betas=given.betas,
+        weight_decay=given.weight_decay,
+        clip_grad=part.grad_clip,
+        schedule=Schedule(
+            given.lr_scheduler_type.value,
+            warmup_steps=given.lr_warmup_steps,
+            warmup_ratio=given.lr_warmup_steps_ratio,
+            min_ratio=given.min_lr_ratio,
+            total_steps=updates,
+        ),
+    )
+
+
+def reads_values(config: Config) -> bool:
+    """Whether the algorithm needs a critic's values."""
+    advantage = trainer_advantage(config)
+    return advantage is not None and "values" in advantage.requires
+
+
+def trainer_advantage(config: Config) -> AdvantageFn | None:
+    """The advantage function, if it is one that the trainer computes."""
+    name = config.algorithm.advantage_fn
+    if not name or name == "none":
+        return None
+    advantage_class = ADVANTAGE_FN.get(name)
+    if not advantage_class.compute_in_trainer():
+        return None
+    found = advantage_class(**(config.algorithm.advantage_fn_args or {}))
+    assert isinstance(found, AdvantageFn)
+    return found
