@@ -17,6 +17,7 @@ from trinity.explorer.explorer import Explorer, ExplorerSettings
 from trinity.explorer.pool import RunnerPool
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.launcher.adapter import adapter_settings
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.plan import RunPlan, engine_gpus, rope_overrides
 from trinity.launcher.reporter import Reporter
@@ -158,6 +159,7 @@ def torch_settings(
         device=device,
         trust_remote_code=model.trust_remote_code,
         config_overrides=rope_overrides(model),
+        adapter=adapter_settings(config) if model.enable_lora else None,
     )
 
 
@@ -175,13 +177,13 @@ def _engine_of(plan: RunPlan, model: InferenceModelConfig) -> tuple[type, object
     if model.engine_type is EngineType.OPENAI:
         settings: object = _openai_settings(plan.config, model)
     elif model.engine_type is EngineType.VLLM:
-        settings = _vllm_settings(plan.config, model)
+        settings = _vllm_settings(plan, model)
     else:
         settings = torch_settings(plan.config, model, plan.cores, plan.device)
     return engine_class(str(model.engine_type)), settings
 
 
-def _vllm_settings(config: Config, model: InferenceModelConfig) -> VLLMEngineSettings:
+def _vllm_settings(plan: RunPlan, model: InferenceModelConfig) -> VLLMEngineSettings:
     names = (
         "dtype",
         "seed",
@@ -199,8 +201,9 @@ def _vllm_settings(config: Config, model: InferenceModelConfig) -> VLLMEngineSet
         "extra_engine_args",
     )
     return VLLMEngineSettings(
-        model_path=model.model_path or config.model.model_path,
-        init_seed=config.seed,
+        model_path=model.model_path or plan.config.model.model_path,
+        init_seed=plan.config.seed,
+        keeps_seeds=plan.gpus.total == 0,  # a draw for each request would take most of a GPU's time
         config_overrides=rope_overrides(model),
         **{name: getattr(model, name) for name in names},
     )

@@ -6,6 +6,8 @@ from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.base import AdvantageFn
 from trinity.common.config import Config
 from trinity.common.config.training import BatchLimit, PartSettings, training_settings
+from trinity.common.constants import EngineType
+from trinity.launcher.adapter import adapter_settings
 from trinity.launcher.plan import RunPlan, rope_overrides
 from trinity.synchronizer.channel import WeightChannel
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
@@ -98,10 +100,12 @@ def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
         reference_micro_batches=_rule(parts.reference.forward),
         shares_prefixes=trainer.enable_shared_prefix,
         gradient_checkpointing=part.gradient_checkpointing,
-        param_offload=part.param_offload,
+        param_offload=part.param_offload or trainer.offload_policy,
         reference_offload=parts.reference.param_offload,
-        optimizer_offload=part.optimizer_offload,
+        optimizer_offload=part.optimizer_offload or trainer.offload_policy,
         critic=_critic(plan, updates),
+        adapter=adapter_settings(config),
+        sends_adapter=config.explorer.rollout_model.engine_type is EngineType.TORCH,
         sequence_parallel=trainer.ulysses_sequence_parallel_size,
         balances_ranks=trainer.balance_batch,
         save_strategy=trainer.save_strategy.value,

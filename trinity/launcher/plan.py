@@ -142,7 +142,9 @@ class RunPlan:
         if not config.mode.trains:
             return []
         kind = f"{config.trainer.trainer_type}, {config.algorithm.algorithm_type}"
-        where = f"{self.gpus.trainer} GPUs" if self.gpus.total else f"CPU, {self.cores} threads"
+        ranks = config.trainer.num_processes
+        on_cpu = f"CPU, {self.cores} threads" if ranks == 1 else f"CPU, {ranks} processes"
+        where = f"{self.gpus.trainer} GPUs" if self.gpus.total else on_cpu
         rows = [("trainer", f"{kind}, {config.trainer.dtype}", where)]
         if config.mode.pairs:
             sync = config.synchronizer

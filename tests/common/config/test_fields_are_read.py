@@ -45,7 +45,7 @@ WORKED_OUT = {
         "trainer.trainer_config",
     ],
     "advice.py": ["ignore_validator_suggestions"],
-    "check_model.py": ["*.use_v1"],
+    "check_model.py": ["*.use_v1", "model.lora_configs.*.lora_dtype"],
     "check_trainer.py": [
         "trainer.fix_actor_microbatch_loss_scale",
         "trainer.use_remove_padding",

@@ -82,6 +82,20 @@ def _lora(case: Case) -> Iterator[Problem]:
         yield Problem("model.lora_configs", message, fix)
 
 
+def _lora_engines(case: Case) -> Iterator[Problem]:
+    loras = case.config.model.lora_configs or []
+    for index, lora in enumerate(loras):
+        if lora.lora_dtype != "auto":
+            key = f"model.lora_configs.{index}.lora_dtype"
+            message = "An adapter has the number format of its model."
+            yield case.problem(key, message, "Remove it; `trainer.dtype` sets it.")
+    for key, model in _models(case).items():
+        is_rollout = key == "explorer.rollout_model"
+        if model.enable_lora and not (is_rollout and loras):
+            message = "Adapters are served on the model that is trained, as `model.lora_configs`."
+            yield case.problem(f"{key}.enable_lora", message, "Remove it.")
+
+
 def _external(case: Case) -> Iterator[Problem]:
     external = case.config.model.external_model
     if not external.enable:
@@ -161,6 +175,7 @@ MODEL_CHECKS: tuple[Check, ...] = (
     _path,
     _lengths,
     _lora,
+    _lora_engines,
     _external,
     _engines,
     _rollout_engine,

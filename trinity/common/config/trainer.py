@@ -120,7 +120,7 @@ class TrainerConfig(ConfigModel):
     """Keep gradients in CPU memory while they are not used (verl with Megatron)."""
 
     offload_policy: bool = False
-    """Let FSDP2 move parameters, gradients and optimizer state to the CPU by itself."""
+    """Keep parameters, gradients and optimizer state in CPU memory while they are not used."""
 
     fix_actor_microbatch_loss_scale: bool = True
     """The loss does not depend on how a batch is split; only true is accepted."""

@@ -12,10 +12,8 @@ from trinity.common.config.root import Config
 from trinity.common.errors import Problem
 
 UNREAD: dict[str, tuple[object, str]] = {
-    "model.lora_configs*": (None, "Adapters are not trained yet."),
-    "model.fully_sharded_loras": (False, "Adapters are not trained yet."),
-    "model.max_cpu_loras": (None, "Adapters are not trained yet."),
-    "explorer.*.enable_lora": (False, "Engines serve no adapters yet."),
+    "model.fully_sharded_loras": (False, "vLLM gets adapters added into the weights."),
+    "model.max_cpu_loras": (None, "vLLM gets adapters added into the weights."),
     "explorer.*.enable_runtime_lora_updating": (False, "Engines serve no adapters yet."),
     "explorer.*.lora_modules*": (None, "Engines serve no adapters yet."),
     "explorer.*.lora_kwargs*": ({}, "Engines serve no adapters yet."),
@@ -23,9 +21,6 @@ UNREAD: dict[str, tuple[object, str]] = {
     "explorer.*.enable_multimodal": (False, "Images are not read yet."),
     "explorer.*.weight_sync_buffer_size": (1024, "Buckets have a fixed size."),
     "explorer.max_inflight_batches": (2, "One batch is under way at a time."),
-    "trainer.save_strategy": ("unrestricted", "Checkpoint writers are not held back yet."),
-    "trainer.balance_batch": (True, "Batches are always balanced."),
-    "trainer.offload_policy": (False, "FSDP2 does not move state to the CPU yet."),
     "synchronizer.group_name": ("rollout_weight_sync", "There is no NCCL group yet."),
     "synchronizer.wait_for_checkpoint": (False, "The explorer starts with the weights it has."),
     "*.enable_progress_bar": (False, "Loading shows no progress yet."),

@@ -1,0 +1,57 @@
+"""A run whose trainer is two processes, and one that trains an adapter."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.e2e.command import Command
+from tests.e2e.conftest import Start
+from tests.e2e.test_grpo_run import scalars
+from tests.e2e.toy import Toy
+from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
+
+
+def test_a_run_goes_from_two_ranks_to_one_and_back(
+    finished: Command, toy: Toy, start: Start, tmp_path: Path
+) -> None:
+    """Engines refuse weights whose digest is not the trainer's, so each run has checked that."""
+    config = toy.config(
+        tmp_path,
+        buffer__total_steps=1,
+        trainer={"dtype": "float32", "save_hf_checkpoint": "never", "num_processes": 2},
+    )
+    first = start(config).succeed()
+    assert first.remaining() == []
+    assert (first.job / "log/trainer_rank_1.log").exists()
+    shards = {p.name for p in (first.job / "global_step_1/actor").glob("model_*.pt")}
+    assert shards == {f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1)}
+    start(config, "buffer.total_steps=2", "trainer.num_processes=1").succeed()
+    last = start(config, "buffer.total_steps=4").succeed()
+    own, other = scalars(last.job, "trainer"), scalars(finished.job, "trainer")
+    for name in ("actor/grad_norm", "critic/score/mean"):
+        assert own[name] == pytest.approx(other[name], rel=1e-3), name
+    weights = load_fsdp_state_dict_from_verl_checkpoint(last.job / "global_step_4/actor")
+    alone = load_fsdp_state_dict_from_verl_checkpoint(finished.job / "global_step_4/actor")
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, alone[name], atol=1e-3, rtol=1e-3)
+
+
+def test_an_adapter_is_trained_synced_and_saved(toy: Toy, start: Start, tmp_path: Path) -> None:
+    config = toy.config(
+        tmp_path,
+        buffer__total_steps=2,
+        model__lora_configs=[{"lora_rank": 4, "lora_alpha": 8}],
+        algorithm__kl_loss_fn="k2",
+    )
+    run = start(config).succeed()
+    actor = run.job / "global_step_2/actor"
+    shard = torch.load(actor / "model_world_size_1_rank_0.pt", weights_only=True)
+    assert shard and all(".lora_" in name for name in shard)
+    assert (actor / "lora_adapter/adapter_model.safetensors").is_file()
+    model = AutoModelForCausalLM.from_pretrained(actor / "huggingface")
+    assert not any("lora" in name for name, _ in model.named_parameters())
+    found = scalars(run.job, "trainer")
+    assert found["actor/kl_loss"][0] == 0 < found["actor/kl_loss"][1]
+    assert max(found["actor/ratio_max_deviation"]) < 1e-5

@@ -1,0 +1,87 @@
+"""What is refused before a trainer starts, each with its numbers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.toy import tiny_config
+from trinity.checkpoint import layout
+from trinity.common.config import Config
+from trinity.launcher.check_trainer import divides, trainer_problems
+from trinity.launcher.plan import GpuNeeds, RunPlan, make_plan
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> RunPlan:
+    return plan_of(tmp_path)
+
+
+def plan_of(root: Path, **sections: object) -> RunPlan:
+    tiny_config().save_pretrained(root / "model")
+    config = {
+        "checkpoint_root_dir": str(root / "jobs"),
+        "model": {"model_path": str(root / "model"), "max_model_len": 64},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "buffer": {"batch_size": 2, "total_steps": 1},
+        "explorer": {"rollout_model": {"engine_type": "torch"}},
+        **sections,
+    }
+    if "lora" in config:
+        config["model"]["lora_configs"] = [config.pop("lora")]
+    return make_plan(Config.model_validate(config), found_gpus=0)
+
+
+def messages(plan: RunPlan) -> list[str]:
+    return [f"{p.key}: {p.message} {p.fix}" for p in trainer_problems(plan)]
+
+
+def test_a_sound_plan_has_no_problem(plan):
+    assert messages(plan) == []
+
+
+def test_heads_and_ranks_that_do_not_divide_are_refused_with_what_would(tmp_path):
+    plan = plan_of(tmp_path, trainer={"num_processes": 6, "ulysses_sequence_parallel_size": 3})
+    [found] = messages(plan)
+    assert "3 ranks" in found and "4 attention heads and 2 key heads" in found and "1, 2" in found
+    plan = plan_of(tmp_path, trainer={"num_processes": 3, "ulysses_sequence_parallel_size": 2})
+    [found] = messages(plan)
+    assert "2 ranks share a sequence, and the trainer has 3" in found and "1, 3" in found
+    gpus = replace(plan, gpus=GpuNeeds(0, 0, 4, 4))
+    assert messages(gpus) == []
+    assert divides(8, 32, 4) and not divides(8, 12, 4)
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path, plan):
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 96}}, "added_tokens": [{"id": 97}]}
+    (tmp_path / "model/tokenizer.json").write_text(json.dumps(tokenizer))
+    [found] = messages(plan)
+    assert "ids up to 97, but the embedding has 97 rows" in found
+
+
+def test_a_checkpoint_of_another_model_is_refused(plan):
+    folder = plan.job.path / "global_step_3" / layout.ACTOR
+    tiny_config(hidden_size=64).save_pretrained(folder / layout.HUGGING_FACE)
+    (folder / layout.shard_name("model", 1, 0)).touch()
+    [found] = messages(plan)
+    assert (
+        "global_step_3 is of another architecture: its hidden_size is 64, and the model's is 32"
+        in found
+    )
+    tiny_config().save_pretrained(folder / layout.HUGGING_FACE)
+    assert messages(plan) == []
+    (folder / layout.LORA_ADAPTER).mkdir()
+    [found] = messages(plan)
+    assert "is of an adapter, and the file asks for a whole model" in found
+
+
+def test_an_adapter_for_modules_that_are_not_there_is_refused(tmp_path):
+    plan = plan_of(tmp_path, lora={"target_modules": ["q_proj", "q_porj"]})
+    [found] = messages(plan)
+    assert "'q_porj', which is none of the model's 15 linear modules" in found and "q_proj" in found
+    [found] = messages(plan_of(tmp_path, lora={"path": str(tmp_path)}))
+    assert "no adapter_config.json" in found
+    [found] = messages(plan_of(tmp_path, lora={"name": "my.adapter"}))
+    assert "letters, digits" in found
+    assert messages(plan_of(tmp_path, lora={})) == []

@@ -1,0 +1,60 @@
+"""`model.lora_configs` -> the adapter that trainer and embedded engine put on the model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trinity.common.config import Config
+from trinity.common.config.model import LoRAConfig
+from trinity.common.errors import Problem
+from trinity.common.models.adapters import CONFIG, AdapterSettings, empty_model, target_trouble
+
+_KEY = "model.lora_configs.0"
+
+
+def adapter_settings(config: Config) -> AdapterSettings | None:
+    """The adapter that is trained; None if the whole model is."""
+    if not config.model.lora_configs or config.model.tinker.enable:
+        return None
+    [lora] = config.model.lora_configs
+    return AdapterSettings(
+        name=lora.name or "lora",
+        rank=lora.lora_rank,
+        alpha=lora.lora_alpha,
+        target_modules=_names(lora.target_modules),
+        exclude_modules=None if lora.exclude_modules is None else _names(lora.exclude_modules),
+        path=_start(lora),
+        base_model=lora.base_model_name or config.model.model_path,
+        seed=config.seed,
+    )
+
+
+def adapter_problems(config: Config) -> Iterator[Problem]:
+    """What keeps the adapter from being put on the model; a look at its modules takes a second."""
+    adapter = adapter_settings(config)
+    if adapter is None:
+        return
+    if not adapter.name.isidentifier():
+        message = "The name of an adapter is part of the names of its weights."
+        yield Problem(f"{_KEY}.name", message, "Use letters, digits and _ only.", adapter.name)
+    if adapter.path is not None:
+        if not (Path(adapter.path) / CONFIG).is_file():
+            message = f"The folder has no {CONFIG}."
+            fix = "Name the folder of an adapter, or remove `path` for a fresh one."
+            yield Problem(f"{_KEY}.path", message, fix, adapter.path)
+        return
+    folder = Path(config.model.model_path).expanduser()
+    if not (folder / "config.json").is_file():
+        return  # a model of the hub, or a folder that is refused anyway
+    model = empty_model(str(folder), config.trainer.trust_remote_code)
+    if trouble := target_trouble(model, adapter.target_modules):
+        fix = "Name some of these, or `all-linear`."
+        yield Problem(f"{_KEY}.target_modules", f"{trouble}", fix, str(adapter.target_modules))
+
+
+def _start(lora: LoRAConfig) -> str | None:
+    has_weights = lora.path is not None and not lora.is_dummy
+    return str(Path(lora.path or "").expanduser()) if has_weights else None
+
+
+def _names(value: str | list[str]) -> str | tuple[str, ...]:
+    return value if isinstance(value, str) else tuple(value)

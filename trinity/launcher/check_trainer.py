@@ -1,0 +1,120 @@
+"""Facts that must hold between a model's files, a checkpoint and the trainer's ranks."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trinity.checkpoint import layout
+from trinity.common.constants import TrainerType
+from trinity.common.errors import Problem
+from trinity.launcher.plan import RunPlan
+
+_SEQUENCE = "trainer.ulysses_sequence_parallel_size"
+_SHAPE = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+
+
+def trainer_problems(plan: RunPlan) -> Iterator[Problem]:
+    """All that would stop the trainer of a plan once it has loaded its model."""
+    config = plan.config
+    folder = Path(config.model.model_path).expanduser()
+    if not config.mode.trains or config.trainer.trainer_type is TrainerType.TINKER:
+        return
+    shape = _read(folder / "config.json")
+    yield from _sequence_problems(plan, shape)
+    yield from _tokenizer_problems(folder, shape)
+    yield from _checkpoint_problems(plan, shape)
+    if config.model.lora_configs:
+        from trinity.launcher.adapter import adapter_problems
+
+        yield from adapter_problems(config)
+
+
+def _sequence_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem]:
+    trainer = plan.config.trainer
+    size = trainer.ulysses_sequence_parallel_size
+    ranks = plan.gpus.trainer or trainer.num_processes
+    if ranks % size:
+        divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        message = f"{size} ranks share a sequence, and the trainer has {ranks}."
+        yield Problem(_SEQUENCE, message, f"Set it to one of {divisors}.", size)
+    heads = int(shape.get("num_attention_heads") or 0)
+    keys = int(shape.get("num_key_value_heads") or heads)
+    if heads and not divides(size, heads, keys):
+        working = [n for n in range(1, ranks + 1) if ranks % n == 0 and divides(n, heads, keys)]
+        message = (
+            f"{size} ranks share a sequence, but can't share the model's {heads} attention heads "
+            f"and {keys} key heads evenly."
+        )
+        fix = f"Set it to one of {', '.join(map(str, working))}."
+        yield Problem(_SEQUENCE, message, fix, size)
+
+
+def divides(size: int, heads: int, keys: int) -> bool:
+    """Whether ``size`` ranks can share the heads of a model."""
+    return heads % size == 0 and (keys % size == 0 or size % keys == 0)
+
+
+def _tokenizer_problems(folder: Path, shape: dict[str, Any]) -> Iterator[Problem]:
+    rows = int(shape.get("vocab_size") or 0)
+    highest = _highest_token(_read(folder / "tokenizer.json"))
+    if rows and highest >= rows:
+        message = (
+            f"The tokenizer has ids up to {highest}, but the embedding has {rows} rows "
+            "(vocab_size in config.json)."
+        )
+        fix = "Use the tokenizer of this model, or resize the model's embeddings to fit."
+        yield Problem("model.model_path", message, fix, str(folder))
+
+
+def _highest_token(tokenizer: dict[str, Any]) -> int:
+    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+    is_counted = isinstance(vocabulary, list)
+    ids = range(len(vocabulary)) if is_counted else vocabulary.values()
+    added = [token["id"] for token in tokenizer.get("added_tokens") or []]
+    return max([*ids, *added], default=-1)
+
+
+def _checkpoint_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem]:
+    """A checkpoint that the run would go on from, and can't."""
+    found = layout.find_latest(plan.job.path).folder
+    if found is None:
+        return
+    actor = found / layout.ACTOR
+    saved = _read(actor / layout.HUGGING_FACE / "config.json")
+    fix = "Set `continue_from_checkpoint: false`, give the job another name, or correct the model."
+    for name in _SHAPE:
+        if name in saved and name in shape and saved[name] != shape[name]:
+            message = (
+                f"The job's checkpoint {found.name} is of another architecture: its {name} is "
+                f"{saved[name]}, and the model's is {shape[name]}."
+            )
+            yield Problem("model.model_path", message, fix, plan.config.model.model_path)
+            return
+    was_adapter = (actor / layout.LORA_ADAPTER).is_dir()
+    is_adapter = bool(plan.config.model.lora_configs)
+    if actor.is_dir() and was_adapter != is_adapter:
+        kinds = {True: "an adapter", False: "a whole model"}
+        message = (
+            f"The job's checkpoint {found.name} is of {kinds[was_adapter]}, and the file asks for "
+            f"{kinds[is_adapter]}."
+        )
+        yield Problem("model.lora_configs", message, fix)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file of a model folder, its text part if it has several; {} if there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    text = found.get("text_config") if isinstance(found, dict) else None
+    return text if isinstance(text, dict) else found
