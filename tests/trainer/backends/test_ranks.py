@@ -52,7 +52,13 @@ async def test_ranks_compute_what_one_process_does(tmp_path, world_size, shares_
     given = settings(folder, micro_batches=MicroBatchRule(max_tokens=80))
     single = TorchTrainEngine(given)
     await single.prepare()
-    given = replace(given, sequence_parallel=shares_rows)
+    given = replace(
+        given,
+        sequence_parallel=shares_rows,
+        optimizer_offload=not tied,
+        gradient_checkpointing=shares_rows == 2,
+        save_strategy="single_thread" if tied else "unrestricted",
+    )
     wanted = await steps(single, range(3))
     with rank_group(given, world_size) as group:
         await group.prepare()

@@ -140,7 +140,7 @@ class Placement:
         else:
             shard(packed.backbone, self._dtype, self._ranks, param_offload)
             packed.join(self._ranks)
-            weights = ShardedWeights(model, self._dtype, self._ranks)
+            weights = ShardedWeights(model, self._dtype, self._ranks, optimizer_offload)
         return MasterOptimizer(weights, optimizer)
 
     def _to_device(self, model: PreTrainedModel, is_offloaded: bool) -> None:

@@ -106,9 +106,14 @@ def layers_of(model: PreTrainedModel) -> Iterator[nn.Module]:
 
 
 class ShardedWeights(Weights):
-    """`Weights` of a sharded model: masters are this rank's parts, and the model's own."""
+    """`Weights` of a sharded model: masters are this rank's parts, and the model's own.
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, ranks: Ranks) -> None:
+    With ``is_offloaded`` they are copies in CPU memory, where the optimizer then works.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, dtype: torch.dtype, ranks: Ranks, is_offloaded: bool = False
+    ) -> None:
         self.model = model
         self.dtype = dtype
         self._ranks = ranks
@@ -117,8 +122,10 @@ class ShardedWeights(Weights):
             for name, p in model.named_parameters()
             if p.requires_grad and isinstance(p, DTensor)
         }
+        self._is_offloaded = is_offloaded
         self.masters = {
-            name: nn.Parameter(p._local_tensor.detach()) for name, p in self._sharded.items()
+            name: nn.Parameter(_off(p._local_tensor) if is_offloaded else p._local_tensor.detach())
+            for name, p in self._sharded.items()
         }
 
     def collect(self) -> None:
@@ -126,7 +133,7 @@ class ShardedWeights(Weights):
             grad = parameter.grad
             local = grad._local_tensor if isinstance(grad, DTensor) else None
             master = self.masters[name]
-            master.grad = torch.zeros_like(master) if local is None else local
+            master.grad = torch.zeros_like(master) if local is None else local.to(master.device)
 
     def drop_gradients(self) -> None:
         super().drop_gradients()
@@ -137,8 +144,12 @@ class ShardedWeights(Weights):
         norms = torch._foreach_norm([m.grad for m in self.masters.values() if m.grad is not None])
         return self._ranks.total(torch.stack(norms).square().sum()).sqrt()
 
+    @torch.no_grad()
     def publish(self) -> None:
-        """Nothing to do: FSDP rounds the weights each time it puts them together."""
+        """Bring masters from CPU memory. FSDP rounds weights each time it puts them together."""
+        if self._is_offloaded:
+            for name, parameter in self._sharded.items():
+                parameter._local_tensor.copy_(self.masters[name])
 
     def state_dict(self) -> dict[str, Tensor]:
         whole = self.model.state_dict()
@@ -158,7 +169,10 @@ class ShardedWeights(Weights):
         for name, parameter in self.saved_parameters().items():
             whole = read(name)
             if isinstance(parameter, DTensor):
-                parameter._local_tensor.copy_(self._part(parameter, whole))
+                part = self._part(parameter, whole)
+                parameter._local_tensor.copy_(part)
+                if self._is_offloaded and name in self.masters:
+                    self.masters[name].copy_(part)
             else:
                 parameter.copy_(whole)
 
@@ -183,3 +197,7 @@ class ShardedWeights(Weights):
         if self._ranks.rank < len(parts):
             return parts[self._ranks.rank].contiguous()
         return whole.narrow(dim, 0, 0)
+
+
+def _off(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
