@@ -144,11 +144,12 @@ async def test_a_target_that_no_module_has_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-async def test_two_ranks_train_an_adapter_as_one_process_does(tmp_path):
+@pytest.mark.parametrize("shares_rows", [1, 2])
+async def test_two_ranks_train_an_adapter_as_one_process_does(tmp_path, shares_rows):
     folder = model_folder(tmp_path / "model")
     single = await trained(folder)
     path = tmp_path / "global_step_2"
-    with rank_group(engine_settings(folder), 2) as group:
+    with rank_group(engine_settings(folder, sequence_parallel=shares_rows), 2) as group:
         await group.prepare()
         for seed in range(2):
             await group.forward_backward(rows(seed), GRPO)

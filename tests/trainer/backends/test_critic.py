@@ -2,6 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, LlamaConfig
 
+from tests.trainer.backends.process_ranks import rank_group
 from tests.trainer.backends.test_torch_engine import assert_close, settings
 from tests.trainer.toy import groups, model_folder
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
@@ -99,6 +100,25 @@ async def test_the_critic_learns_and_comes_back(tmp_path):
         (await other.forward(batch, "critic"))["values"],
         (await engine.forward(batch, "critic"))["values"],
     )
+
+
+@pytest.mark.slow
+async def test_two_ranks_that_share_rows_train_the_critic_as_one_process_does(tmp_path):
+    folder = model_folder(tmp_path / "model")
+    single = TorchTrainEngine(with_critic(folder))
+    await single.prepare()
+    with rank_group(with_critic(folder, sequence_parallel=2), 2) as group:
+        await group.prepare()
+        for seed in range(2):
+            batch = await completed(single, seed)
+            found = (await group.forward(batch, "critic"))["values"]
+            torch.testing.assert_close(found, batch["values"], atol=1e-5, rtol=1e-5)
+            norms = []
+            for engine in (single, group):
+                await engine.forward_backward(batch, ValueObjective(0.5), "critic")
+                norms.append((await engine.optim_step("critic"))["critic/grad_norm"])
+            assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+        await group.close()
 
 
 async def test_an_engine_without_a_critic_says_so(tmp_path):
