@@ -1,0 +1,151 @@
+"""Forward and backward of the trainer on a CPU, against plain padded batches of the same rows.
+
+    OMP_NUM_THREADS=2 python benchmarks/cpu_train.py --model /path/to/SmolLM2-135M
+
+8 prompts x 8 samples, prompts of 45 tokens, answers of 32, bfloat16, a PPO loss over the answers.
+The padded way runs whole sequences through the model, 16 rows at a time, with logits of every
+token. Each contender has a process of its own, and its first pass is left out of the times.
+Memory is the process's highest resident size. The last line printed is the result as JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+NUM_PROMPTS, NUM_SAMPLES, PROMPT, ANSWER = 8, 8, 45, 32
+ROWS = NUM_PROMPTS * NUM_SAMPLES
+PADDED_ROWS = 16
+
+
+def random_batch(vocabulary: int, seed: int = 0):
+    """Groups that share a prompt, their answers random."""
+    from trinity.common.experience import EID, Experience
+    from trinity.trainer.batch import TrainBatch
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> torch.Tensor:
+        return torch.randint(3, vocabulary, (count,), generator=generator)
+
+    rows = []
+    for task in range(NUM_PROMPTS):
+        prompt = ids(PROMPT)
+        for run in range(NUM_SAMPLES):
+            rows.append(
+                Experience(
+                    eid=EID(batch=0, task=task, run=run),
+                    tokens=torch.cat([prompt, ids(ANSWER)]),
+                    prompt_length=PROMPT,
+                    logprobs=torch.full((ANSWER,), -10.0),
+                    advantages=torch.randn(1, generator=generator).expand(ANSWER),
+                    reward=0.0,
+                )
+            )
+    return TrainBatch.from_experiences(rows)
+
+
+async def with_trinity(model: str, passes: int, threads: int) -> list[float]:
+    from trinity.trainer.backends.torch.engine import TorchTrainEngine
+    from trinity.trainer.backends.torch.microbatch import MicroBatchRule
+    from trinity.trainer.backends.torch.settings import TorchEngineSettings
+    from trinity.trainer.loss import Objective
+
+    rule = MicroBatchRule(max_tokens=NUM_PROMPTS * (PROMPT + NUM_SAMPLES * ANSWER) // 8)
+    settings = TorchEngineSettings(model, "bfloat16", micro_batches=rule, num_threads=threads)
+    engine = TorchTrainEngine(settings)
+    await engine.prepare()
+    batch = random_batch(vocabulary_of(model))
+    seconds = []
+    for _ in range(passes):
+        start = time.perf_counter()
+        await engine.forward_backward(batch, Objective.from_names("ppo"))
+        seconds.append(time.perf_counter() - start)
+    await engine.close()
+    return seconds
+
+
+def padded(model_path: str, passes: int, threads: int) -> list[float]:
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)
+    batch = random_batch(vocabulary_of(model_path))
+    tokens = torch.stack([row.long() for row in batch.row_tokens()])
+    old, advantages = batch["old_logprob"], batch["advantages"]
+    seconds = []
+    for _ in range(passes):
+        start = time.perf_counter()
+        model.zero_grad(set_to_none=True)
+        for rows in torch.arange(ROWS).split(PADDED_ROWS):
+            logits = model(tokens[rows], attention_mask=torch.ones_like(tokens[rows])).logits
+            log_p = logits[:, PROMPT - 1 : -1].float().log_softmax(-1)
+            logprob = log_p.gather(2, tokens[rows, PROMPT:, None])[..., 0]
+            ratio = (logprob - old[rows]).exp()
+            clipped = ratio.clamp(0.8, 1.2) * advantages[rows]
+            loss = -torch.minimum(ratio * advantages[rows], clipped).sum() / (ROWS * ANSWER)
+            loss.backward()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def vocabulary_of(model: str) -> int:
+    return int(json.loads((Path(model) / "config.json").read_text())["vocab_size"])
+
+
+def contend(name: str, options: argparse.Namespace) -> None:
+    """Run one contender in this process and print what it took."""
+    if name == "trinity":
+        seconds = asyncio.run(with_trinity(options.model, options.passes, options.threads))
+    else:
+        seconds = padded(options.model, options.passes, options.threads)
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"seconds": seconds, "peak_memory_mb": peak_mb}))
+
+
+def measure(name: str, options: argparse.Namespace) -> tuple[float, float]:
+    """Samples a second and peak memory in MB of a contender, in a process of its own."""
+    command = [
+        *(sys.executable, __file__, "--model", options.model, "--contender", name),
+        *("--passes", str(options.passes), "--threads", str(options.threads)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    later = found["seconds"][1:]
+    print(f"{name}: {', '.join(f'{s:.2f}' for s in found['seconds'])} s a pass", flush=True)
+    return ROWS * len(later) / sum(later), found["peak_memory_mb"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="folder of SmolLM2-135M")
+    parser.add_argument("--passes", type=int, default=3, help="passes of each, at least 2")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--contender", choices=["trinity", "padded"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.contender:
+        contend(options.contender, options)
+        return
+    ours, ours_mb = measure("trinity", options)
+    theirs, theirs_mb = measure("padded", options)
+    figures = {
+        "trinity_samples_per_second": round(ours, 3),
+        "padded_samples_per_second": round(theirs, 3),
+        "times_padded": round(ours / theirs, 3),
+        "trinity_peak_memory_mb": round(ours_mb, 1),
+        "padded_peak_memory_mb": round(theirs_mb, 1),
+        "memory_of_padded": round(ours_mb / theirs_mb, 3),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
