@@ -91,7 +91,7 @@ def _read(
             return "FSDP shards", weights
         base = {n: w for n, w in weights.items() if "lora_" not in n}
         found = {n: w for n, w in weights.items() if "lora_" in n}
-        settings = _adapter_config(adapter)
+        settings = adapter_config(adapter)
         if not merges:
             raise ValueError("The weights carry a LoRA adapter: pass --merge to add it in.")
         if not base:
@@ -100,7 +100,7 @@ def _read(
                     "The checkpoint is a LoRA adapter alone: name the model below it by "
                     "--base-model-dir."
                 )
-            return "an adapter and its base", merge_lora(_load_folder(base_model), found, settings)
+            return "an adapter and its base", merge_lora(load_folder(base_model), found, settings)
         return "FSDP shards and their adapter", merge_lora(base, found, settings)
     if adapter.is_dir():
         if not merges or base_model is None:
@@ -109,7 +109,7 @@ def _read(
             )
         found = load_file(adapter / "adapter_model.safetensors")
         return "an adapter and its base", merge_lora(
-            _load_folder(base_model), found, _adapter_config(adapter)
+            load_folder(base_model), found, adapter_config(adapter)
         )
     raise FileNotFoundError(f"{actor} holds neither FSDP shards, nor dist_ckpt, nor an adapter.")
 
@@ -118,7 +118,8 @@ def _is_adapter(weights: Mapping[str, Tensor]) -> bool:
     return any("lora_" in name for name in weights)
 
 
-def _adapter_config(adapter: Path) -> Mapping[str, object]:
+def adapter_config(adapter: Path) -> Mapping[str, object]:
+    """Settings of the adapter in a folder of PEFT's form."""
     path = adapter / "adapter_config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: rank and alpha of the adapter are unknown.")
@@ -151,7 +152,8 @@ def _plain_name(name: str) -> str:
     return name.removeprefix(_WRAPPED).replace(".base_layer.", ".")
 
 
-def _load_folder(folder: Path) -> dict[str, Tensor]:
+def load_folder(folder: Path) -> dict[str, Tensor]:
+    """All weights of a Hugging Face folder."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no *.safetensors.")
