@@ -7,11 +7,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from trinity.checkpoint import layout
+
+_NUMPY_STATE: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    type(np.dtype("uint32")),
+    np.empty(0).__reduce__()[0],
+]
+"""What NumPy's random state is made of, which veRL saves with the step."""
 
 
 class ShardReader:
@@ -52,6 +61,13 @@ class ShardReader:
         """Step and random state, as rank 0 saved them."""
         found: dict[str, object] = self._parts("extra_state")[0]
         return found
+
+    def num_steps(self) -> int:
+        """Optimizer steps made. veRL notes them with its learning rate schedule."""
+        extra: Any = self.extra()
+        return int(
+            extra["num_steps"] if "num_steps" in extra else extra["lr_scheduler"]["last_epoch"]
+        )
 
     def _name(self, optimizer: Mapping[str, Any], index: int | str) -> str:
         """Name of a parameter that the optimizer's state counts."""
@@ -95,7 +111,8 @@ def _load(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the checkpoint is not complete.")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with torch.serialization.safe_globals(_NUMPY_STATE):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise ValueError(f"{path} can't be read as tensors: {error}") from error
 

@@ -6,7 +6,8 @@ from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.base import AdvantageFn
 from trinity.common.config import Config
 from trinity.common.config.training import BatchLimit, PartSettings, training_settings
-from trinity.common.constants import EngineType
+from trinity.common.config.verl.keys import for_verl
+from trinity.common.constants import EngineType, TrainerType
 from trinity.launcher.adapter import adapter_settings
 from trinity.launcher.plan import RunPlan, rope_overrides
 from trinity.synchronizer.channel import WeightChannel
@@ -18,6 +19,8 @@ from trinity.trainer.backends.torch.rank_group import RankGroup
 from trinity.trainer.backends.torch.schedule import Schedule
 from trinity.trainer.backends.torch.settings import CriticSettings, TorchEngineSettings
 from trinity.trainer.backends.torch.sharding import RankSettings
+from trinity.trainer.backends.verl.rank import VerlTrainRank
+from trinity.trainer.backends.verl.settings import VerlEngineSettings
 from trinity.trainer.engine import TrainEngine
 from trinity.utils import actor
 
@@ -33,6 +36,8 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
     """
     settings = _settings(plan, updates)
     name = plan.config.trainer.name
+    if plan.config.trainer.trainer_type is TrainerType.VERL:
+        return _ranks(plan, _for_verl(plan.config, settings), channel, VerlTrainRank)
     if num_ranks(plan) > 1:
         return _ranks(plan, settings, channel)
     engine: TrainEngine = actor.spawn(
@@ -59,19 +64,22 @@ def num_ranks(plan: RunPlan) -> int:
 
 
 def _ranks(
-    plan: RunPlan, settings: TorchEngineSettings, channel: WeightChannel | None
+    plan: RunPlan,
+    settings: TorchEngineSettings,
+    channel: WeightChannel | None,
+    kind: type = TorchTrainRank,
 ) -> RankGroup:
     """One process for each rank; the first has the channel, and the trainer's own log."""
     world_size = num_ranks(plan)
     threads = max(1, plan.cores // world_size)
     env_vars = {**plan.compute_env, "OMP_NUM_THREADS": str(threads)}
-    ranks = []
+    ranks: list[TorchTrainRank] = []
     for number in range(world_size):
         name = f"{settings.log_name}_rank_{number}" if number else settings.log_name
         rank = RankSettings(number, world_size, timeout_s=_RANK_TIMEOUT_S)
         ranks.append(
             actor.spawn(
-                TorchTrainRank,
+                kind,
                 replace(settings, num_threads=threads, log_name=name),
                 channel if number == 0 else None,
                 rank,
@@ -115,6 +123,21 @@ def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
         chat_template=model.custom_chat_template,
         num_threads=plan.cores,
         log_name=trainer.name,
+    )
+
+
+def _for_verl(config: Config, settings: TorchEngineSettings) -> VerlEngineSettings:
+    trainer = config.trainer
+    return VerlEngineSettings.of(
+        replace(
+            settings,
+            param_offload=trainer.param_offload,
+            optimizer_offload=trainer.optimizer_offload,
+        ),
+        strategy=trainer.trainer_strategy.value,
+        packs=trainer.use_remove_padding,
+        offload_policy=trainer.offload_policy,
+        verl=for_verl(trainer.trainer_config),
     )
 
 

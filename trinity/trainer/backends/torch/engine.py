@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -239,11 +240,12 @@ class TorchTrainEngine:
         self, role: TrainedRole, model: TrainedModel, hf: bool, rank: int = 0, world_size: int = 1
     ) -> ModelState:
         """What this process saves of a model; all ranks put together what the first one saves."""
-        folder, adapter = self._hf_folder(role, model, hf), self._adapter_folder(role, model)
         is_first = rank == 0
+        folder = self._hf_folder(role, model, hf, is_first)
+        adapter = self._adapter_folder(role, model)
         return ModelState.copy_of(
             model.optimizer,
-            folder if is_first else None,
+            folder,
             rank,
             world_size,
             adapter if is_first else None,
@@ -255,10 +257,17 @@ class TorchTrainEngine:
         weights = model.optimizer.weights.export(trained_only=True)
         return AdapterFolder.of(model.packed.model, weights)
 
-    def _hf_folder(self, role: TrainedRole, model: TrainedModel, hf: bool) -> HuggingFaceFolder:
+    def _hf_folder(
+        self, role: TrainedRole, model: TrainedModel, hf: bool, is_kept: bool
+    ) -> HuggingFaceFolder | None:
+        """The folder, if this process keeps it; all take part in putting weights together."""
+        whole = self._whole_weights() if hf and role == "actor" else None
+        if not is_kept:
+            deque(whole or (), maxlen=0)
+            return None
         weights = None
-        if hf and role == "actor":
-            weights = {name: w.clone() for name, w in self._whole_weights()}
+        if whole is not None:
+            weights = {name: w.to("cpu", copy=True) for name, w in whole}
         template = self._settings.chat_template
         return HuggingFaceFolder(model.packed.model, model.source, template, weights)
 

@@ -23,6 +23,8 @@ from trinity.utils import actor
 
 T = TypeVar("T")
 
+_DEATH_NEWS_S = 3.0  # until Ray has told that a process died
+
 
 class RankGroup:
     """A `TrainEngine` over ranks, which are `TorchTrainRank` or stand-ins for them.
@@ -135,12 +137,28 @@ class RankGroup:
         return await self._each([getattr(rank, method)(*args) for rank in self.ranks])
 
     async def _each(self, calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """One call for each rank, which wait for each other; an error leaves the others waiting."""
+        """One call for each rank, all at once.
+
+        An error leaves the others waiting for that rank; they may fail of it too, so the death of
+        a process is what is raised, if there is one.
+        """
+        tasks = [asyncio.ensure_future(call) for call in calls]
         try:
-            return await asyncio.gather(*calls)
-        except BaseException:
+            _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            errors = _errors(tasks)
+            if errors and waiting:
+                await asyncio.wait(tasks, timeout=_DEATH_NEWS_S)
+                errors += _errors(tasks)
+        except asyncio.CancelledError:
             self._is_broken = True
             raise
+        finally:
+            for task in tasks:
+                task.cancel()
+        if errors:
+            self._is_broken = True
+            raise next((e for e in errors if isinstance(e, actor.ProcessDied)), errors[0])
+        return [task.result() for task in tasks]
 
     def _placed(self, parts: Sequence["_Part"]) -> Iterator[tuple[TorchTrainRank, "_Part"]]:
         """Every rank with the rows that it works on."""
@@ -192,6 +210,11 @@ class RankGroup:
         return [
             _Part.of(batch, rows, plan) for rows, plan in zip(shares, _align(plans), strict=True)
         ]
+
+
+def _errors(tasks: Sequence["asyncio.Future[T]"]) -> list[BaseException]:
+    found = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+    return [error for error in found if error is not None]
 
 
 class _Part:

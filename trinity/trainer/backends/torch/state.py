@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from trinity.checkpoint import atomic, huggingface, layout
@@ -130,7 +131,7 @@ def load_state(optimizer: MasterOptimizer, folder: Path, weights_only: bool) -> 
     if not weights_only:
         extra = reader.extra()
         moments = {name: reader.moments(name) for name in reader.moment_names()}
-        optimizer.load_state_dict(moments, int(extra["num_steps"]))  # type: ignore[call-overload]  # an int
+        optimizer.load_state_dict(moments, reader.num_steps())
         torch.set_rng_state(extra["rng"]["cpu"])  # type: ignore[index]  # by copy_of
 
 
@@ -221,8 +222,10 @@ def _copy_once(value: object, copies: dict[object, object]) -> object:
 
 
 def _copy(value: object) -> object:
-    if isinstance(value, Tensor):
+    if isinstance(value, DTensor):
         return value.detach().clone()
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         copies: dict[object, object] = {}
         return {key: _copy_once(entry, copies) for key, entry in value.items()}
