@@ -8,6 +8,7 @@ from typing import Any
 from trinity.checkpoint import layout
 from trinity.common.constants import TrainerType
 from trinity.common.errors import Problem
+from trinity.launcher.check_verl import verl_problems
 from trinity.launcher.plan import RunPlan
 
 _SEQUENCE = "trainer.ulysses_sequence_parallel_size"
@@ -29,6 +30,8 @@ def trainer_problems(plan: RunPlan) -> Iterator[Problem]:
     if not config.mode.trains or config.trainer.trainer_type is TrainerType.TINKER:
         return
     shape = _read(folder / "config.json")
+    if config.trainer.trainer_type is TrainerType.VERL:
+        yield from verl_problems(plan)
     yield from _sequence_problems(plan, shape)
     yield from _tokenizer_problems(folder, shape)
     yield from _checkpoint_problems(plan, shape)

@@ -12,8 +12,8 @@ from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.backends.torch.sharding import RankSettings
 
 
-def _serve(pipe: Connection, settings: TorchEngineSettings, rank: RankSettings) -> None:
-    engine = TorchTrainRank(settings, None, rank)
+def _serve(pipe: Connection, kind: type, settings: TorchEngineSettings, rank: RankSettings) -> None:
+    engine = kind(settings, None, rank)
 
     async def loop() -> None:
         while True:
@@ -46,7 +46,7 @@ class _StandIn:
 
 @contextmanager
 def rank_group(
-    settings: TorchEngineSettings, world_size: int, **rank: object
+    settings: TorchEngineSettings, world_size: int, kind: type = TorchTrainRank, **rank: object
 ) -> Iterator[RankGroup]:
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
@@ -54,7 +54,7 @@ def rank_group(
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_serve,
-            args=(theirs, settings, RankSettings(number, world_size, timeout_s=120, **rank)),
+            args=(theirs, kind, settings, RankSettings(number, world_size, timeout_s=120, **rank)),
             daemon=True,
         )
         process.start()

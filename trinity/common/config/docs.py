@@ -270,7 +270,7 @@ def _uses(entry: VerlKey) -> tuple[str, str]:
     if entry.use is Use.ALWAYS:
         return "always so", "applied"
     if entry.use is Use.SAME:
-        return "only the value of our key", "applied"
+        return "only the value of our key", "only the value of our key"
     if entry.use is Use.PROGRAM:
         return f"only {allowed}", f"only {allowed}"
     return "refused: use our key", "refused: use our key"

@@ -49,7 +49,7 @@ def load_causal_lm(
     if folder.exists() and not (folder / "config.json").is_file():
         raise FileNotFoundError(f"model_path is {str(path)!r}, but {folder} has no config.json.")
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    _override_inplace(config, config_overrides or {})
+    override_inplace(config, config_overrides or {})
     wanted = resolve_dtype(dtype, getattr(config, "dtype", None))
     options = {"trust_remote_code": trust_remote_code}
     if attn_implementation is not None:
@@ -75,7 +75,8 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
     model.config.dtype = dtype
 
 
-def _override_inplace(config: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
+def override_inplace(config: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
+    """Replace fields of a model's config, as `load_causal_lm` says."""
     rope = dict(getattr(config, "rope_parameters", None) or {})
     for name, value in overrides.items():
         if name == "rope_theta":

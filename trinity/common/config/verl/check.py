@@ -55,7 +55,7 @@ def _judge(case: Case, key: str, value: Any) -> Iterator[Problem]:
         yield from _own(case, entry, value)
     elif entry.use is Use.PROGRAM or (entry.use is Use.VERL and is_torch):
         yield from _fixed(entry, value)
-    elif entry.use is Use.SAME and is_torch:
+    elif entry.use is Use.SAME:
         yield from _same(case, entry, value)
     elif entry.kind and value is not None:
         yield from _typed(entry, value)
@@ -117,10 +117,7 @@ def _same(case: Case, entry: VerlKey, value: Any) -> Iterator[Problem]:
     else:
         present = value_at(case.config, entry.ours.split("."))
     if value is not None and value != present:
-        message = (
-            f"The torch backend has one setting for all models: `{entry.ours}` is "
-            f"{_plain(present)!r}."
-        )
+        message = f"There is one setting for all models: `{entry.ours}` is {_plain(present)!r}."
         yield _problem(entry.key, message, "Remove it, or make both alike.", value)
 
 

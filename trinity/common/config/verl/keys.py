@@ -27,7 +27,7 @@ class Use(Enum):
     """A memory setting: veRL applies it; the torch backend always works in the frugal way."""
 
     SAME = "same as the actor"
-    """veRL applies it; the torch backend has one setting for all models, that of our key."""
+    """There is one setting for all models, that of our key."""
 
     PROGRAM = "by trinity"
     """Trinity decides it; only values that say so are taken."""
@@ -125,7 +125,7 @@ def _actor() -> Iterator[VerlKey]:
     yield from _chunking(ACTOR)
     for name in ("load_contents", "save_contents", "contents"):
         key = f"{ACTOR}.checkpoint.{name}"
-        yield VerlKey(key, Use.VERL, "", (_CONTENTS,), _CHECKPOINT)
+        yield VerlKey(key, Use.PROGRAM, "", (_CONTENTS,), _CHECKPOINT)
     for name in ("param_offload", "optimizer_offload", "offload_policy"):
         yield VerlKey(f"{ACTOR}.fsdp_config.{name}", Use.OWN, f"trainer.{name}")
     yield from _fsdp(ACTOR)
@@ -198,7 +198,7 @@ def _critic() -> Iterator[VerlKey]:
     why = "how far a value may move from the old one before its loss is clipped"
     yield VerlKey("critic.cliprange_value", Use.BOTH, why=why, kind="float")
     for name in ("load_contents", "save_contents", "contents"):
-        yield VerlKey(f"critic.checkpoint.{name}", Use.VERL, "", (_CONTENTS,), _CHECKPOINT)
+        yield VerlKey(f"critic.checkpoint.{name}", Use.PROGRAM, "", (_CONTENTS,), _CHECKPOINT)
 
 
 def _critic_batches() -> Iterator[VerlKey]:

@@ -1,0 +1,27 @@
+"""What `trainer_type: verl` can't do, or can't do on this machine."""
+
+from collections.abc import Iterator
+
+from trinity.common.constants import TrainerStrategy
+from trinity.common.errors import Problem
+from trinity.launcher.plan import RunPlan
+from trinity.trainer.backends.verl.compat import can_pack, megatron_problem
+
+
+def verl_problems(plan: RunPlan) -> Iterator[Problem]:
+    """All that would stop veRL's engines at once. That veRL is there is checked with the others."""
+    trainer = plan.config.trainer
+    if trainer.trainer_strategy is TrainerStrategy.MEGATRON:
+        fix = "Set `trainer_strategy: fsdp2`."
+        yield Problem("trainer.trainer_strategy", megatron_problem(), fix, "megatron")
+    if plan.config.model.lora_configs:
+        message = "Adapters are trained by the built-in trainer only."
+        yield Problem("model.lora_configs", message, "Set `trainer_type: torch`.")
+    size = trainer.ulysses_sequence_parallel_size
+    if size > 1 and not (trainer.use_remove_padding and can_pack(plan.device)):
+        message = (
+            "veRL shares a sequence between ranks only where sequences are packed, which needs "
+            "GPUs, the package flash-attn and `use_remove_padding: true`."
+        )
+        fix = "Set it to 1, or use `trainer_type: torch`."
+        yield Problem("trainer.ulysses_sequence_parallel_size", message, fix, size)

@@ -1,0 +1,57 @@
+"""What depends on the release of veRL, which is 0.9.1, and on what is installed beside it."""
+
+import importlib
+import importlib.metadata
+from functools import cache
+from importlib.util import find_spec
+
+from trinity.common.errors import MissingExtraError, TrinityError
+
+_RELEASE = "0.9"
+
+
+def require_verl(strategy: str) -> None:
+    """See that veRL is there and can do what is asked.
+
+    Raises:
+        MissingExtraError: veRL is not installed.
+        TrinityError: It is another release, or the strategy is Megatron.
+    """
+    if strategy == "megatron":
+        raise TrinityError(f"{megatron_problem()} Set trainer_strategy: fsdp2.")
+    if find_spec("verl") is None:
+        raise MissingExtraError("verl", "verl")
+    found = importlib.metadata.version("verl")
+    if not found.startswith(f"{_RELEASE}."):
+        raise TrinityError(
+            f"veRL {found} is installed; trainer_type: verl drives veRL {_RELEASE}.x. "
+            "Install it with pip install 'trinity-rft[verl]'."
+        )
+
+
+def megatron_problem() -> str:
+    """Why `trainer_strategy: megatron` can't run here."""
+    if find_spec("megatron") is None:
+        return "Megatron needs the package megatron-core, which is not installed."
+    return "Of veRL's engines this version drives fsdp and fsdp2, not Megatron."
+
+
+@cache
+def load_engines(device: str) -> None:
+    """Import veRL's FSDP engines and have them registered for ``device``."""
+    if device != "cpu":
+        importlib.import_module("verl.workers.engine")
+        return
+    importlib.import_module("trinity.trainer.backends.verl.platform")
+    registry = importlib.import_module("verl.workers.engine").EngineRegistry
+    engines = importlib.import_module("verl.workers.engine.fsdp.transformer_impl")
+    for kind, engine in (
+        ("language_model", engines.FSDPEngineWithLMHead),
+        ("value_model", engines.FSDPEngineWithValueHead),
+    ):
+        registry.register(kind, ["fsdp", "fsdp2"], "cpu")(engine)
+
+
+def can_pack(device: str) -> bool:
+    """Whether sequences can go through a model without padding: veRL needs flash-attn for it."""
+    return device != "cpu" and find_spec("flash_attn") is not None

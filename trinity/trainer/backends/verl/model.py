@@ -1,0 +1,153 @@
+"""`VerlModel`: one model in an engine of veRL, with its step count and learning rate."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from verl.workers.engine import EngineRegistry
+
+from trinity.algorithm.aggregate import LossScope
+from trinity.common.models.loading import override_inplace, resolve_dtype
+from trinity.trainer.backends.torch.microbatch import MicroBatchRule
+from trinity.trainer.backends.torch.updates import Share
+from trinity.trainer.backends.verl.configs import VerlConfigs, configs_of
+from trinity.trainer.backends.verl.loss import (
+    Collected,
+    GradientLoss,
+    MicroBatchHook,
+    ObjectiveLoss,
+)
+from trinity.trainer.backends.verl.rows import Way, tensordict_of
+from trinity.trainer.backends.verl.settings import VerlEngineSettings
+from trinity.trainer.backends.verl.sources import folder_of, make_value_config, seeded
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.engine import ModelRole
+from trinity.trainer.loss import BatchObjective
+
+
+class VerlModel:
+    """The policy, its reference or the critic, on all ranks together.
+
+    Every method is called on all ranks at once, each with its own rows.
+    """
+
+    def __init__(self, role: ModelRole, settings: VerlEngineSettings) -> None:
+        self.role = role
+        self.num_steps = 0
+        self._settings = settings
+        self.source = settings.path_of(role)
+        self._optimizer = settings.optimizer_of(role)
+        with folder_of(role, settings) as (folder, self.is_random):
+            self._configs = configs_of(role, settings, folder)
+            self.engine = self._engine(self._configs)
+        self.plain = self._plain()
+        """The bare model on no device: its config, its class, and names of parameters."""
+        self.dtype = resolve_dtype(settings.dtype, torch.bfloat16)
+
+    @property
+    def module(self) -> Any:
+        """The sharded model."""
+        return self.engine.module
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What steps this rank's part of the weights."""
+        found: torch.optim.Optimizer = self.engine.optimizer
+        return found
+
+    def outputs(self, batch: TrainBatch, rows: Sequence[int], entropy: bool) -> dict[str, Tensor]:
+        """``logprob`` (and ``entropy``) or ``values`` of ``rows``, [B, T], without gradient."""
+        hook = Collected(batch)
+        rule = self._settings.rule(self.role, with_gradient=False)
+        with self.engine.eval_mode():
+            self.engine.infer_batch(self._data(batch, rows, rule, entropy), hook)
+        if isinstance(self.module, FSDPModule):
+            self.module.reshard()
+        return hook.outputs
+
+    def backward(
+        self, batch: TrainBatch, rows: Sequence[int], objective: BatchObjective, scope: LossScope
+    ) -> Share:
+        """Add this rank's part of the gradient of an objective whose shares add up."""
+        hook = ObjectiveLoss(batch, objective, scope, self.engine.get_data_parallel_size())
+        self._train(batch, rows, hook, objective.needs_entropy)
+        return hook.share
+
+    def backward_from(
+        self, batch: TrainBatch, rows: Sequence[int], gradient: Mapping[str, Tensor]
+    ) -> None:
+        """Add the gradient that follows from the one at the outputs ([B, T])."""
+        hook = GradientLoss(batch, gradient, self.engine.get_data_parallel_size())
+        self._train(batch, rows, hook, "entropy" in gradient)
+
+    def step(self) -> dict[str, float]:
+        """Clip, update, drop the gradient. A gradient that is not finite changes nothing."""
+        lr = self._optimizer.lr * self._optimizer.schedule.factor(self.num_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        with self.engine.train_mode():
+            norm = float(self.engine.optimizer_step())
+        self.engine.lr_scheduler_step()
+        self.num_steps += 1
+        metrics = {"grad_norm": norm, "lr": lr}
+        if not torch.isfinite(torch.tensor(norm)):
+            metrics["skipped_updates"] = 1.0
+        return metrics
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights by Hugging Face name, each once, in the dtype they are computed with."""
+        wanted = {name for name, _ in self.plain.named_parameters()}
+        weights, _ = self.engine.get_per_tensor_param()
+        for name, weight in weights:
+            if name in wanted:
+                yield name, weight.detach().to(self.dtype)
+
+    def _engine(self, configs: VerlConfigs) -> Any:
+        override_inplace(configs.model.hf_config, self._settings.config_overrides)
+        is_critic = self.role == "critic"
+        if is_critic:
+            make_value_config(configs.model.hf_config)
+        engine = EngineRegistry.new(
+            "value_model" if is_critic else "language_model",
+            configs.engine.strategy,
+            model_config=configs.model,
+            engine_config=configs.engine,
+            optimizer_config=configs.optimizer,
+            checkpoint_config=configs.checkpoint,
+        )
+        with seeded(self._settings.seed):
+            engine.initialize()
+        return engine
+
+    def _plain(self) -> PreTrainedModel:
+        kind = AutoModelForTokenClassification if self.role == "critic" else AutoModelForCausalLM
+        with torch.device("meta"):
+            model: PreTrainedModel = kind.from_config(
+                self._configs.model.hf_config, trust_remote_code=self._settings.trust_remote_code
+            )
+        return model
+
+    def _train(
+        self, batch: TrainBatch, rows: Sequence[int], hook: MicroBatchHook, entropy: bool
+    ) -> None:
+        rule = self._settings.rule(self.role, with_gradient=True)
+        data = self._data(batch, rows, rule, entropy)
+        with self.engine.train_mode(zero_grad_on_exit=False):
+            self.engine.forward_backward_batch(data, hook, forward_only=False)
+
+    def _data(
+        self, batch: TrainBatch, rows: Sequence[int], rule: MicroBatchRule, entropy: bool
+    ) -> Any:
+        model = self._configs.model
+        way = Way(
+            rule,
+            self._settings.temperature,
+            self._settings.sequence_parallel,
+            packs=model.use_remove_padding,
+            fused=model.use_fused_kernels,
+            entropy=entropy,
+        )
+        return tensordict_of(batch, rows, way)
