@@ -49,6 +49,9 @@ class ServedEngine:
     ) -> list[Completion]:
         return await self._engine.sample(prompt_ids, params, adapter)
 
+    async def partial(self, request_id: str) -> list[list[int]]:
+        return await self._engine.partial(request_id)
+
     async def logprobs(
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
     ) -> list[float]:

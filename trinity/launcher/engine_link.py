@@ -73,6 +73,8 @@ class EngineServer:
                 params[name] = tuple(params[name])
             found = await engine.sample(request["prompt_ids"], SamplingParams(**params))
             return [asdict(completion) for completion in found]
+        if request["call"] == "partial":
+            return await engine.partial(request["request_id"])
         if request["call"] == "logprobs":
             return await engine.logprobs(request["token_ids"], request["temperature"])
         calls: dict[str, Callable[[], Awaitable[object]]] = {
@@ -101,6 +103,10 @@ class EngineClient:
             "params": asdict(params),
         }
         return [Completion(**fields) for fields in await self._ask(request)]
+
+    async def partial(self, request_id: str) -> list[list[int]]:
+        found: list[list[int]] = await self._ask({"call": "partial", "request_id": request_id})
+        return found
 
     async def logprobs(
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None

@@ -175,6 +175,9 @@ class FakeEngine:
         self.params.append(params)
         return [self._completion(next(self._replies)) for _ in range(params.n)]
 
+    async def partial(self, request_id: str) -> list[list[int]]:
+        return []
+
     async def logprobs(
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
     ) -> list[float]:

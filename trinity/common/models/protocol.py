@@ -27,6 +27,7 @@ class SamplingParams:
             None: the engine picks one from its own seed.
         repetition_penalty: 1 is off; otherwise logprobs are those after the penalty.
         ignore_eos: Go on past the end-of-sequence token.
+        request_id: A name by which `InferenceEngine.partial` finds the request while it runs.
     """
 
     n: int = 1
@@ -41,6 +42,7 @@ class SamplingParams:
     seed: int | None = None
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
+    request_id: str | None = None
 
 
 @dataclass
@@ -103,6 +105,10 @@ class InferenceEngine(Protocol):
         self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None
     ) -> list[Completion]:
         """``params.n`` samples of one prompt, in order of their index."""
+        ...
+
+    async def partial(self, request_id: str) -> list[list[int]]:
+        """New tokens so far of each sample of a running request; [] if none are known."""
         ...
 
     async def logprobs(

@@ -8,7 +8,7 @@ from typing import Any
 from trinity.common.models.protocol import SamplingParams
 from trinity.common.models.settings import ModelSettings
 
-_KNOWN = {field.name for field in fields(SamplingParams)}
+_KNOWN = {field.name for field in fields(SamplingParams)} - {"request_id"}
 
 
 def default_sampling(settings: ModelSettings) -> dict[str, Any]:

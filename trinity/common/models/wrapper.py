@@ -27,6 +27,7 @@ from trinity.common.models.replies import (
 from trinity.common.models.reply_parsers import ParsedReply, parse_reply
 from trinity.common.models.sampling import default_sampling, request_seed, sampling_params
 from trinity.common.models.settings import ModelSettings
+from trinity.common.models.streaming import Listener, sampled
 from trinity.common.models.transcript import Prompt, Reply, TokenRow, Transcript
 from trinity.utils.threads import run_sync
 
@@ -331,24 +332,33 @@ class ModelWrapper:
         sampling: Mapping[str, Any],
         *,
         is_api: bool = False,
+        listener: Listener | None = None,
     ) -> list[ChatReply]:
         """`chat_async`, with all that an API tells of a reply.
 
         Args:
             is_api: Whether an API asks: of the limits only ``max_model_len`` holds there.
+            listener: Is told the tokens so far while the engine works.
         """
         seed = self._next_seed()
         if not self._settings.gives_tokens:
             return await self._text_replies(messages, tools, sampling, seed)
         prompt = self._transcript.prompt(messages, tools, template_args)
-        outcome = await self._continuations(prompt.row.ids, prompt.text, sampling, seed, is_api)
+        outcome = await self._continuations(
+            prompt.row.ids, prompt.text, sampling, seed, is_api, listener
+        )
         return [
             self._reply(messages, tools, template_args, prompt, experience, completion)
             for experience, completion in outcome
         ]
 
     async def continuations(
-        self, prompt: str | list[int], sampling: Mapping[str, Any], *, is_api: bool = False
+        self,
+        prompt: str | list[int],
+        sampling: Mapping[str, Any],
+        *,
+        is_api: bool = False,
+        listener: Listener | None = None,
     ) -> list[tuple[Experience, Completion | None]]:
         """Samples of a text or of token ids; no completion where that is too long."""
         ids = (
@@ -357,7 +367,8 @@ class ModelWrapper:
             else prompt
         )
         text = self._chat.decode(ids)
-        return await self._continuations(ids, text, sampling, self._next_seed(), is_api)
+        seed = self._next_seed()
+        return await self._continuations(ids, text, sampling, seed, is_api, listener)
 
     async def engine_health(self) -> dict[str, float]:
         """Figures of all engines: sums, but the least version."""
@@ -381,6 +392,7 @@ class ModelWrapper:
         sampling: Mapping[str, Any],
         seed: int,
         is_api: bool = False,
+        listener: Listener | None = None,
     ) -> list[tuple[Experience, Completion | None]]:
         settings = self._settings.for_api() if is_api else self._settings
         params = sampling_params(settings, len(prompt_ids), sampling, seed)
@@ -391,7 +403,9 @@ class ModelWrapper:
             return [
                 (masked_experience(self._chat, prompt_ids, limit), None) for _ in range(params.n)
             ]
-        completions = await self._on_engine(lambda engine: engine.sample(prompt_ids, params))
+        completions = await self._on_engine(
+            lambda engine: sampled(engine, prompt_ids, params, listener)
+        )
         experiences = [
             experience_of(self._chat, prompt_ids, prompt_text, completion, params)
             for completion in completions

@@ -116,6 +116,10 @@ class OpenAIEngine:
     async def resume(self) -> None:
         """Nothing of ours runs there."""
 
+    async def partial(self, request_id: str) -> list[list[int]]:
+        """Nothing: replies come whole, as text."""
+        return []
+
     async def version(self) -> int:
         """Always 0."""
         return 0

@@ -185,6 +185,14 @@ class Batcher:
             job.error = error
             job.on_done(job)
 
+    def tokens_so_far(self, job: SampleJob) -> list[list[int]]:
+        """The new tokens of each sample of ``job``."""
+        done = [[] if c is None else list(c.token_ids) for c in job.completions]
+        for row, other in enumerate(self.rows.jobs):
+            if other is job:
+                done[self.rows["index"][row]] = self.rows.new_tokens(row).tolist()
+        return done
+
     def _started_jobs(self) -> list[Job]:
         jobs: list[Job] = [*self.rows.jobs, *self.ready, *self.prefilling]
         return list(dict.fromkeys(jobs))

@@ -6,7 +6,7 @@ import itertools
 import resource
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import cached_property
 
@@ -59,6 +59,7 @@ class TorchEngine:
         self._is_closed = False
         self._broken: BaseException | None = None
         self._requests = itertools.count()
+        self._by_name: dict[str, SampleJob] = {}
         self._log = get_logger("engine")
 
     async def prepare(self) -> None:
@@ -100,8 +101,18 @@ class TorchEngine:
             is_usual=not (params.stop or params.stop_token_ids or params.ignore_eos),
             has_stop_text=StopTexts(self._tokenizer, params.stop) if params.stop else None,
         )
-        await self._finished(job)
+        with self._named(params.request_id, job):
+            await self._finished(job)
         return [completion for completion in job.completions if completion is not None]
+
+    async def partial(self, request_id: str) -> list[list[int]]:
+        """New tokens so far of each sample of a running request; [] if none are known."""
+        job, batcher = self._by_name.get(request_id), self._ready_batcher
+        if job is None:
+            return []
+        found: Future[list[list[int]]] = Future()
+        self._put(lambda: found.set_result(batcher.tokens_so_far(job)))
+        return await asyncio.wrap_future(found)
 
     async def logprobs(
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
@@ -182,6 +193,18 @@ class TorchEngine:
         self._thread = None
 
     # In the caller's thread
+
+    @contextlib.contextmanager
+    def _named(self, request_id: str | None, job: SampleJob) -> Iterator[None]:
+        """While this lasts, `partial` finds ``job`` by its name."""
+        if request_id is None:
+            yield
+            return
+        self._by_name[request_id] = job
+        try:
+            yield
+        finally:
+            self._by_name.pop(request_id, None)
 
     @property
     def _ready_batcher(self) -> Batcher:

@@ -68,6 +68,7 @@ class VLLMEngine:
         self._may_start = asyncio.Event()
         self._update_lock = asyncio.Lock()
         self._has_warned = False
+        self._partial: dict[str, dict[int, Completion]] = {}
         self._log = get_logger("engine")
 
     async def prepare(self) -> None:
@@ -99,7 +100,15 @@ class VLLMEngine:
             )
         self._warn_of_cuts(params)
         jobs = [self._one(list(prompt_ids), params, index, room) for index in range(params.n)]
-        return list(await asyncio.gather(*jobs))
+        try:
+            return list(await asyncio.gather(*jobs))
+        finally:
+            self._partial.pop(params.request_id or "", None)
+
+    async def partial(self, request_id: str) -> list[list[int]]:
+        """New tokens so far of each sample of a running request; [] if none are known."""
+        samples = self._partial.get(request_id, {})
+        return [list(sample.token_ids) for _, sample in sorted(samples.items())]
 
     async def logprobs(
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
@@ -254,13 +263,17 @@ class VLLMEngine:
         asked = self._vllm_params(params, index, room)
         while True:
             await self._may_start.wait()
-            sample = await self._completion(ids, asked)
+            sample = Completion([], [], "abort")
+            if params.request_id is not None:
+                self._partial.setdefault(params.request_id, {})[index] = sample
+            await self._complete_inplace(sample, ids, asked)
             if sample.finish_reason != "abort":
                 self._num_tokens += len(sample.token_ids)
                 return sample
 
-    async def _completion(self, ids: list[int], asked: VLLMParams) -> Completion:
-        sample = Completion([], [], "abort")
+    async def _complete_inplace(
+        self, sample: Completion, ids: list[int], asked: VLLMParams
+    ) -> None:
         self._running += 1
         try:
             async for output in self._outputs(ids, asked):
@@ -271,7 +284,6 @@ class VLLMEngine:
                 sample.finish_reason = _finish_reason(part)
         finally:
             self._running -= 1
-        return sample
 
     async def _outputs(self, ids: list[int], asked: VLLMParams) -> AsyncIterator[RequestOutput]:
         # The salt keeps keys and values of other weights out of a request's prefix.
@@ -284,7 +296,7 @@ class VLLMEngine:
         seed = None
         if params.seed is not None and self._settings.keeps_seeds:
             seed = (params.seed * 1_000_003 + index) % 2**63
-        is_tagged = self._settings.update_mode == "keep"
+        is_tagged = self._settings.update_mode == "keep" or params.request_id is not None
         return VLLMParams(
             temperature=params.temperature,
             top_p=params.top_p,

@@ -1,19 +1,27 @@
 """The HTTP routes over models: chat, completions, models, health, metrics."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from secrets import compare_digest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from trinity.common.experience import Experience
 from trinity.common.models.api import responses
+from trinity.common.models.api.live import LiveTokens, StreamForm, events
 from trinity.common.models.api.requests import ChatRequest, CompletionRequest, SamplingRequest
+from trinity.common.models.protocol import Completion
+from trinity.common.models.replies import ChatReply
+from trinity.common.models.streaming import sure_text
 
 if TYPE_CHECKING:
     from trinity.common.models.wrapper import ModelWrapper
 
+T = TypeVar("T")
 FindModel = Callable[[str], "ModelWrapper | None"]
 
 
@@ -77,49 +85,100 @@ def _add_routes(app: FastAPI, prefix: str, model_of: Any) -> None:
 async def _chat(request: ChatRequest, model: "ModelWrapper") -> Response:
     _check_name(request, model)
     tools = None if request.tool_choice == "none" else request.tools
-    try:
-        replies = await model.replies(
-            request.messages, tools, request.chat_template_kwargs, request.sampling(), is_api=True
-        )
-    except (ValueError, TypeError) as error:
-        raise ApiError(400, str(error)) from error
-    answer = responses.chat_completion(
-        replies,
-        model.chat_format,
-        model.model_name,
-        with_logprobs=request.logprobs,
-        with_token_ids=request.return_token_ids,
+    live = LiveTokens() if request.stream else None
+    job = model.replies(
+        request.messages,
+        tools,
+        request.chat_template_kwargs,
+        request.sampling(),
+        is_api=True,
+        listener=live,
     )
-    return _answer(request, answer, responses.chat_chunks)
+
+    def answer(replies: list[ChatReply]) -> responses.Json:
+        return responses.chat_completion(
+            replies,
+            model.chat_format,
+            model.model_name,
+            with_logprobs=request.logprobs,
+            with_token_ids=request.return_token_ids,
+        )
+
+    if live is None:
+        return JSONResponse(answer(await _or_refusal(job)))
+    settings = model.model_config
+    shown = partial(
+        sure_text,
+        stops=request.stops(),
+        may_call=bool(tools) and settings.enable_auto_tool_choice,
+        may_reason=bool(settings.reasoning_parser),
+    )
+    head = responses.stream_head("chatcmpl", model.model_name)
+    form = StreamForm(head, responses.chat_begin, responses.chat_chunks, begins_empty=True)
+    return await _stream(request, model, live, job, answer, shown, form)
 
 
 async def _complete(request: CompletionRequest, model: "ModelWrapper") -> Response:
     _check_name(request, model)
-    outcome = []
+    live = LiveTokens() if request.stream else None
+
+    async def outcome() -> list[tuple[Experience, Completion]]:
+        done: list[tuple[Experience, Completion]] = []
+        for place, prompt in enumerate(request.prompts()):
+            listener = live.shifted(place * request.n) if live else None
+            found = await model.continuations(
+                prompt, request.sampling(), is_api=True, listener=listener
+            )
+            done += [(experience, completion) for experience, completion in found if completion]
+        return done
+
+    def answer(found: list[tuple[Experience, Completion]]) -> responses.Json:
+        return responses.text_completion(
+            found,
+            model.chat_format,
+            model.model_name,
+            with_logprobs=request.logprobs is not None,
+            with_token_ids=request.return_token_ids,
+        )
+
+    if live is None:
+        return JSONResponse(answer(await _or_refusal(outcome())))
+    shown = partial(sure_text, stops=request.stops(), may_call=False, may_reason=False)
+    head = responses.stream_head("cmpl", model.model_name)
+    form = StreamForm(head, responses.text_begin, responses.text_chunks, begins_empty=False)
+    return await _stream(request, model, live, outcome(), answer, shown, form)
+
+
+async def _stream(
+    request: SamplingRequest,
+    model: "ModelWrapper",
+    live: LiveTokens,
+    job: Coroutine[object, object, T],
+    answer: Callable[[T], responses.Json],
+    shown: Callable[[str], str],
+    form: StreamForm,
+) -> Response:
+    """Events as the tokens come. What is wrong with a request is told before the first."""
+    task = asyncio.ensure_future(job)
+    await live.news(task)
+    if task.done():
+        await _or_refusal(task)
+    with_usage = bool(request.stream_options and request.stream_options.include_usage)
+    form.with_usage = with_usage
+
+    def text_of(tokens: list[int]) -> str:
+        return shown(model.chat_format.decode(tokens, skip_special_tokens=True))
+
+    found = events(live, task, answer, text_of, form)
+    return StreamingResponse(found, media_type="text/event-stream")
+
+
+async def _or_refusal(job: Awaitable[T]) -> T:
+    """What ``job`` gives; the caller's mistakes as an answer that says so."""
     try:
-        for prompt in request.prompts():
-            found = await model.continuations(prompt, request.sampling(), is_api=True)
-            outcome += [(experience, done) for experience, done in found if done is not None]
+        return await job
     except (ValueError, TypeError) as error:
         raise ApiError(400, str(error)) from error
-    answer = responses.text_completion(
-        outcome,
-        model.chat_format,
-        model.model_name,
-        with_logprobs=request.logprobs is not None,
-        with_token_ids=request.return_token_ids,
-    )
-    return _answer(request, answer, responses.text_chunks)
-
-
-def _answer(
-    request: SamplingRequest, answer: responses.Json, chunks: Callable[..., Iterator[str]]
-) -> Response:
-    if not request.stream:
-        return JSONResponse(answer)
-    with_usage = bool(request.stream_options and request.stream_options.include_usage)
-    events = chunks(answer, with_usage=with_usage)
-    return StreamingResponse(events, media_type="text/event-stream")
 
 
 def _check_key(request: Request, api_key: str | None) -> None:

@@ -59,6 +59,10 @@ class SamplingRequest(BaseModel):
             raise ValueError("is not offered by this server; leave it out")
         return value
 
+    def stops(self) -> list[str]:
+        """The stop texts."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
     def sampling(self) -> dict[str, Any]:
         """The fields of `SamplingParams` that were given."""
         return {name: getattr(self, name) for name in _SAMPLING}

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -44,17 +44,31 @@ def chat_completion(
     return answer
 
 
-def chat_chunks(answer: Json, *, with_usage: bool) -> Iterator[str]:
-    """A chat answer as server-sent events."""
+def chat_begin(head: Json, index: int, text: str | None = None) -> str:
+    """The event that begins a choice, or one with more ``text`` of it."""
+    delta = {"role": "assistant", "content": ""} if text is None else {"content": text}
+    choice = {"index": index, "delta": delta, "finish_reason": None}
+    return _event({**head, "object": "chat.completion.chunk", "choices": [choice]})
+
+
+def chat_chunks(
+    answer: Json, *, with_usage: bool, sent: Mapping[int, str] | None = None
+) -> Iterator[str]:
+    """A chat answer as server-sent events.
+
+    Args:
+        sent: Choices that have begun -> the text of theirs that is out.
+    """
+    sent = sent or {}
     kept = ("id", "created", "model", "system_fingerprint", "prompt_token_ids")
     head = {name: answer[name] for name in kept if name in answer}
     head["object"] = "chat.completion.chunk"
     for choice in answer["choices"]:
         place = {"index": choice["index"]}
-        deltas = list(_deltas(choice["message"]))
-        yield _event({**head, "choices": [{**place, "delta": deltas[0], "finish_reason": None}]})
-        head.pop("prompt_token_ids", None)
-        for delta in deltas[1:]:
+        if choice["index"] not in sent:
+            yield chat_begin(head, choice["index"])
+            head.pop("prompt_token_ids", None)
+        for delta in _deltas(choice["message"], sent.get(choice["index"], "")):
             yield _event({**head, "choices": [{**place, "delta": delta, "finish_reason": None}]})
         last = {
             name: choice[name]
@@ -62,6 +76,7 @@ def chat_chunks(answer: Json, *, with_usage: bool) -> Iterator[str]:
             if name in choice
         }
         yield _event({**head, "choices": [{**place, "delta": {}, **last}]})
+        head.pop("prompt_token_ids", None)
     if with_usage:
         yield _event({**head, "choices": [], "usage": answer["usage"]})
     yield "data: [DONE]\n\n"
@@ -93,11 +108,20 @@ def text_completion(
     return answer | {"choices": choices, "usage": usage(experiences)}
 
 
-def text_chunks(answer: Json, *, with_usage: bool) -> Iterator[str]:
-    """A completion answer as server-sent events."""
+def text_begin(head: Json, index: int, text: str) -> str:
+    """An event with more ``text`` of a choice."""
+    choice = {"index": index, "text": text, "finish_reason": None, "logprobs": None}
+    return _event({**head, "object": "text_completion", "choices": [choice]})
+
+
+def text_chunks(
+    answer: Json, *, with_usage: bool, sent: Mapping[int, str] | None = None
+) -> Iterator[str]:
+    """A completion answer as server-sent events, without the texts that are ``sent``."""
     head = {name: answer[name] for name in answer if name not in ("choices", "usage")}
     for choice in answer["choices"]:
-        yield _event({**head, "choices": [choice]})
+        rest = _rest(choice["text"] or "", (sent or {}).get(choice["index"], ""))
+        yield _event({**head, "choices": [{**choice, "text": rest}]})
     if with_usage:
         yield _event({**head, "choices": [], "usage": answer["usage"]})
     yield "data: [DONE]\n\n"
@@ -160,11 +184,25 @@ def _message(message: Json) -> Json:
     return message
 
 
-def _deltas(message: Json) -> Iterator[Json]:
-    yield {"role": "assistant", "content": ""}
+def stream_head(prefix: str, model: str) -> Json:
+    """What all events of a stream begin with."""
+    return {"id": f"{prefix}-{uuid4().hex}", "created": int(time.time()), "model": model}
+
+
+def error_event(message: str) -> str:
+    """The event that ends a stream that failed."""
+    return _event(error(message, "server_error"))
+
+
+def _rest(text: str, sent: str) -> str:
+    """What is still to be sent; nothing more where the end came out different."""
+    return text[len(sent) :] if text.startswith(sent) else ""
+
+
+def _deltas(message: Json, sent: str = "") -> Iterator[Json]:
     if message.get("reasoning_content"):
         yield {"reasoning_content": message["reasoning_content"]}
-    for piece in _pieces(message.get("content") or ""):
+    for piece in _pieces(_rest(message.get("content") or "", sent)):
         yield {"content": piece}
     for index, call in enumerate(message.get("tool_calls") or []):
         yield {"tool_calls": [{"index": index, **call}]}
