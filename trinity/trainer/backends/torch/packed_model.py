@@ -138,11 +138,13 @@ class PackedModel(ABC):
 
     def hidden(self, packed: PackedRows) -> Tensor:
         """[M, D] output of the last layer where trained tokens are predicted."""
-        plan = attention.plan_attention(packed)
+        device = self.device
+        plan = attention.plan_attention(packed, device)
+        token_ids, position_ids = packed.token_ids.to(device), packed.position_ids.to(device)
         sequence = self.ranks.sequence if self.ranks is not None else None
         run = self.backbone if sequence is None else partial(sequence.hidden, self.backbone)
-        hidden_ND = run(packed.token_ids, packed.position_ids, plan)
-        return hidden_ND.index_select(0, packed.source)
+        hidden_ND = run(token_ids, position_ids, plan)
+        return hidden_ND.index_select(0, packed.source.to(device))
 
     def token_outputs(self, batch: TrainBatch, entropy: bool = False) -> TokenOutputs:
         """Outputs of every trained token, differentiable."""
