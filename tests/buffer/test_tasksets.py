@@ -208,3 +208,11 @@ def test_data_sets_of_experiences_are_checked_too(tmp_path: Path):
     )
     [problem] = check_experience_buffer(queue)
     assert "linear_decay" in problem.message
+
+
+def test_loading_shows_how_far_it_is_if_asked(tmp_path: Path, capfd):
+    open_taskset(section(file(tmp_path, 30)))
+    assert capfd.readouterr().err == ""
+    open_taskset(section(file(tmp_path, 30), name="sums", enable_progress_bar=True))
+    shown = capfd.readouterr().err
+    assert "Loading sums" in shown and "100%" in shown

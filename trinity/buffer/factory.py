@@ -104,7 +104,12 @@ def _dataset_reader(
 ) -> DatasetReader:
     if not config.path:
         raise DataError(f"The data set {config.name!r} has no path.")
-    rows = open_rows(config.path, split=config.split, subset=config.subset_name)
+    rows = open_rows(
+        config.path,
+        split=config.split,
+        subset=config.subset_name,
+        shows_progress=config.enable_progress_bar,
+    )
     kind = FORMATTER.get(config.schema_type or "sft")
     refuse_missing_columns(rows, kind.required_keys(config.format), config.path)
     tokenizer = _tokenizer(tokenizer_path, trust_remote_code) if tokenizer_path else None

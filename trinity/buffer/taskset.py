@@ -107,7 +107,8 @@ def open_taskset(config: TasksetConfig, *, taskset_id: int = 0, is_eval: bool = 
     rows = rows_of(config)
     formatter = TaskFormatter(config, taskset_id=taskset_id, is_eval=is_eval)
     refuse_missing_columns(rows, formatter.required_keys(config.format), config.path or "")
-    rows, bad = usable_rows(rows, formatter.check, config.on_bad_row, CHECKED_AT_START)
+    label = (config.name or str(config.path)) if config.enable_progress_bar else None
+    rows, bad = usable_rows(rows, formatter.check, config.on_bad_row, CHECKED_AT_START, label)
     selector = SELECTORS.get(config.data_selector.selector_type)
     return Taskset(
         rows,
@@ -133,4 +134,5 @@ def rows_of(config: TasksetConfig) -> Rows:
         subset=config.subset_name,
         storage_type=config.storage_type,
         table=config.name,
+        shows_progress=config.enable_progress_bar,
     )

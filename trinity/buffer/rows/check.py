@@ -1,7 +1,10 @@
 """Looking at rows before a run: which are bad, all of them at once, and leaving them out."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+from rich.console import Console
+from rich.progress import track
 
 from trinity.buffer.rows.base import BadRow, BadRowError, DataError, PickedRows, Row, Rows
 from trinity.common.constants import OnBadRow
@@ -26,10 +29,19 @@ class RowFault(ValueError):
 Check = Callable[[Row], object]
 
 
-def find_bad_rows(rows: Rows, check: Check, limit: int | None = None) -> dict[int, BadRow]:
-    """Row number -> why it is bad, for the first ``limit`` rows; ``check`` raises `RowFault`."""
+def find_bad_rows(
+    rows: Rows, check: Check, limit: int | None = None, label: str | None = None
+) -> dict[int, BadRow]:
+    """Row number -> why it is bad, for the first ``limit`` rows; ``check`` raises `RowFault`.
+
+    Args:
+        label: Shown beside a progress bar; None: there is none.
+    """
     bad: dict[int, BadRow] = {}
-    for index in range(len(rows) if limit is None else min(limit, len(rows))):
+    indices: Iterable[int] = range(len(rows) if limit is None else min(limit, len(rows)))
+    if label is not None:
+        indices = track(indices, f"Loading {label}", console=Console(stderr=True))
+    for index in indices:
         found = bad_row(rows, index, check)
         if found is not None:
             bad[index] = found
@@ -48,15 +60,19 @@ def bad_row(rows: Rows, index: int, check: Check) -> BadRow | None:
 
 
 def usable_rows(
-    rows: Rows, check: Check, on_bad_row: OnBadRow, limit: int | None = CHECKED_AT_START
+    rows: Rows,
+    check: Check,
+    on_bad_row: OnBadRow,
+    limit: int | None = CHECKED_AT_START,
+    label: str | None = None,
 ) -> tuple[Rows, list[BadRow]]:
-    """The rows without those that are bad, and why these are.
+    """The rows without those that are bad, and why these are; ``label`` as for `find_bad_rows`.
 
     Raises:
         BadRowError: There are bad ones, and ``on_bad_row`` is `error`.
         DataError: No row is left.
     """
-    bad = find_bad_rows(rows, check, limit)
+    bad = find_bad_rows(rows, check, limit, label)
     found = list(bad.values())
     if not bad:
         return rows, found

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ _SLICE = re.compile(r"^(?P<name>[^\[\]]+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+
 _HUB_NAME = re.compile(r"^[\w-][\w.-]*/[\w.-]+$")
 _WHOLE_FILE_BYTES = 256 * 2**20
 
+_shows_progress: ContextVar[bool] = ContextVar("shows_progress", default=False)
+
 
 def open_rows(
     path: str,
@@ -25,6 +28,7 @@ def open_rows(
     subset: str | None = None,
     storage_type: StorageType = StorageType.FILE,
     table: str = "",
+    shows_progress: bool = False,
 ) -> Rows:
     """The rows of a data set.
 
@@ -35,6 +39,7 @@ def open_rows(
         split: Split, also a part of one (`train[:100]`, `train[10%:20%]`) or a sum (`a+b`).
         subset: `name` of `datasets.load_dataset`; in a plain folder a sub-folder.
         table: Table of tasks in a database.
+        shows_progress: Show the progress bars of `datasets` where it reads or converts files.
 
     Raises:
         DataError: It is missing, empty or of an unknown form.
@@ -51,7 +56,11 @@ def open_rows(
         from trinity.buffer.rows.verifiers_tasks import verifiers_rows
 
         return _not_empty(verifiers_rows(path), path, split)
-    parts = [_open_part(path, part.strip(), subset) for part in split.split("+")]
+    token = _shows_progress.set(shows_progress)
+    try:
+        parts = [_open_part(path, part.strip(), subset) for part in split.split("+")]
+    finally:
+        _shows_progress.reset(token)
     return _not_empty(parts[0] if len(parts) == 1 else ChainedRows(parts), path, split)
 
 
@@ -176,7 +185,10 @@ def _guarded(load: Callable[[Any], Any], what: str) -> Rows:
     import datasets
 
     was_enabled = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
+    if _shows_progress.get():
+        datasets.enable_progress_bars()
+    else:
+        datasets.disable_progress_bars()
     try:
         return ArrowRows(load(datasets), what)
     except Exception as error:  # readers of other people's files raise all kinds
@@ -185,6 +197,8 @@ def _guarded(load: Callable[[Any], Any], what: str) -> Rows:
     finally:
         if was_enabled:
             datasets.enable_progress_bars()
+        else:
+            datasets.disable_progress_bars()
 
 
 class ArrowRows:

@@ -21,9 +21,7 @@ UNREAD: dict[str, tuple[object, str]] = {
     "explorer.*.enable_multimodal": (False, "Images are not read yet."),
     "explorer.*.weight_sync_buffer_size": (1024, "Buckets have a fixed size."),
     "explorer.max_inflight_batches": (2, "One batch is under way at a time."),
-    "synchronizer.group_name": ("rollout_weight_sync", "There is no NCCL group yet."),
     "synchronizer.wait_for_checkpoint": (False, "The explorer starts with the weights it has."),
-    "*.enable_progress_bar": (False, "Loading shows no progress yet."),
     "*.format.image_key": (None, "Images are not read yet."),
     "*.format.video_key": (None, "Videos are not read yet."),
 }
