@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -13,6 +14,8 @@ from trinity.trainer.backends.torch.sharding import RankSettings
 
 
 def _serve(pipe: Connection, kind: type, settings: TorchEngineSettings, rank: RankSettings) -> None:
+    if settings.device == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(rank.rank)
     engine = kind(settings, None, rank)
 
     async def loop() -> None:
