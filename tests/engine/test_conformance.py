@@ -21,7 +21,8 @@ ENGINES = [
     pytest.param("torch"),
     pytest.param("vllm", marks=pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")),
 ]
-TOLERANCE = {"torch": 1e-5, "vllm": 1e-3}
+# On a GPU vLLM's float32 attention multiplies in TF32.
+TOLERANCE = {"torch": 1e-5, "vllm": 5e-3 if torch.cuda.is_available() else 1e-3}
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

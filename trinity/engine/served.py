@@ -1,12 +1,14 @@
 """`ServedEngine`: any engine with OpenAI's API beside it, in the same process."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from trinity.common.models.api import ApiServer
 from trinity.common.models.protocol import (
     Completion,
     InferenceEngine,
     SamplingParams,
+    SleepingEngine,
     WeightTicket,
 )
 from trinity.common.models.settings import ModelSettings
@@ -65,6 +67,12 @@ class ServedEngine:
 
     async def resume(self) -> None:
         await self._engine.resume()
+
+    async def sleep(self) -> None:
+        await cast(SleepingEngine, self._engine).sleep()
+
+    async def wake(self) -> None:
+        await cast(SleepingEngine, self._engine).wake()
 
     async def version(self) -> int:
         return await self._engine.version()

@@ -5,12 +5,12 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 from trinity.common.constants import SyncStyle
 from trinity.common.deadlines import within
 from trinity.common.experience import Experience
-from trinity.common.models.protocol import InferenceEngine, WeightTicket
+from trinity.common.models.protocol import InferenceEngine, SleepingEngine, WeightTicket
 from trinity.common.workflows import Task
 from trinity.explorer.engine_keeper import START_TIMEOUT_S, EngineKeeper
 from trinity.explorer.evaluation import summarize_eval
@@ -76,6 +76,7 @@ class ExplorerSettings:
         sync_timeout_s: Seconds to wait for new weights.
         detailed_stats: Evaluation also reports max, min and standard deviation.
         metric_prefix: "eval", or "bench" for a benchmark.
+        shares_gpus: The trainer works on the engines' GPUs: they sleep while they wait for it.
     """
 
     total_steps: int | None = None
@@ -86,6 +87,7 @@ class ExplorerSettings:
     sync_timeout_s: float = 3600.0
     detailed_stats: bool = False
     metric_prefix: str = "eval"
+    shares_gpus: bool = False
 
 
 @dataclass
@@ -239,8 +241,20 @@ class Explorer:
         if due <= self.version:
             return None, True
         await self.sink.flush(due)
+        await self._rest()
         ticket = await self.board.wait_newer(due - 1, timeout_s)
+        if ticket is None:
+            await self._wake()
         return ticket, ticket is not None
+
+    async def _rest(self) -> None:
+        """Leave the GPUs to the trainer, if it shares them: new weights end it, or `_wake`."""
+        if self.settings.shares_gpus:
+            await asyncio.gather(*(cast(SleepingEngine, e).sleep() for e in self.engines))
+
+    async def _wake(self) -> None:
+        if self.settings.shares_gpus:
+            await asyncio.gather(*(cast(SleepingEngine, e).wake() for e in self.engines))
 
     async def take_newest_weights(self) -> None:
         """Bring the engines to the newest published weights, at the start and after a restart."""
@@ -299,6 +313,7 @@ class Explorer:
 
     async def _take_last_weights(self) -> None:
         ticket: WeightTicket | None = None
+        await self._rest()
         while not self._is_stopping:
             newer = await self.board.wait_newer(
                 self.version if ticket is None else ticket.version, self.settings.sync_timeout_s
@@ -308,6 +323,7 @@ class Explorer:
             ticket = newer
         if ticket is not None:
             await self.load(ticket)
+        await self._wake()
 
     def state_dict(self) -> dict[str, object]:
         """Where a resumed explorer goes on: after the last step whose experiences are written."""

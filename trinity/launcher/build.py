@@ -34,6 +34,7 @@ class Parts:
     Args:
         end_timeout_s: Seconds each part may take to end by itself, a save under way included;
             then its processes are killed.
+        starts_in_turn: Engines first, then the trainer: an engine measures the GPU they share.
     """
 
     board: Board
@@ -45,6 +46,7 @@ class Parts:
     auxiliary: Sequence[InferenceEngine] = ()
     benchmark: Benchmark | None = None
     end_timeout_s: float = 60.0
+    starts_in_turn: bool = False
     logger: Logger = field(default_factory=lambda: get_logger("launcher"))
     _explorer_task: asyncio.Task[None] | None = None
     _is_stopping: bool = False
@@ -106,7 +108,9 @@ class Parts:
 
     async def _prepare(self, resume: ResumePoint | None) -> None:
         waits = [_within_start(self.buffers.prepare(), "the buffers")]
-        if self.explorer is not None:
+        if self.explorer is not None and self.starts_in_turn:
+            await self.explorer.prepare()
+        elif self.explorer is not None:
             waits.append(self.explorer.prepare())
         if self.trainer is not None:
             folder = resume.folder if resume else None
@@ -191,7 +195,17 @@ def build_parts(
     if config.mode is Mode.BENCH and explorer is not None:
         benchmark = build_bench.build(plan, explorer)
     total_steps = _total_steps(config, buffers)
-    return Parts(board, buffers, explorer, trainer, reporters, total_steps, auxiliary, benchmark)
+    return Parts(
+        board,
+        buffers,
+        explorer,
+        trainer,
+        reporters,
+        total_steps,
+        auxiliary,
+        benchmark,
+        starts_in_turn=plan.is_colocated,
+    )
 
 
 def _board(plan: RunPlan) -> Board:

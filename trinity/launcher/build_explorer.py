@@ -53,7 +53,7 @@ def build(
         sink=buffers.pipeline or NoSink(),
         board=board,
         schedule=plan.schedule,
-        settings=_settings(config),
+        settings=_settings(plan),
         evals=buffers.evals,
         auxiliary=[engine for served in auxiliary for engine in served.engines],
         report=reporter.report,
@@ -69,8 +69,8 @@ def kill_engines(explorer: Explorer | None, auxiliary: Sequence[InferenceEngine]
         actor.kill(engine)
 
 
-def _settings(config: Config) -> ExplorerSettings:
-    explorer = config.explorer
+def _settings(plan: RunPlan) -> ExplorerSettings:
+    config, explorer = plan.config, plan.config.explorer
     return ExplorerSettings(
         total_steps=config.buffer.total_steps,
         eval_interval=explorer.eval_interval,
@@ -80,6 +80,7 @@ def _settings(config: Config) -> ExplorerSettings:
         sync_timeout_s=config.synchronizer.sync_timeout,
         detailed_stats=config.monitor.detailed_stats,
         metric_prefix="bench" if config.mode is Mode.BENCH else "eval",
+        shares_gpus=plan.is_colocated,
     )
 
 
@@ -203,6 +204,7 @@ def _vllm_settings(plan: RunPlan, model: InferenceModelConfig) -> VLLMEngineSett
     return VLLMEngineSettings(
         model_path=model.model_path or plan.config.model.model_path,
         init_seed=plan.config.seed,
+        sleeps=plan.is_colocated,
         keeps_seeds=plan.gpus.total == 0,  # a draw for each request would take most of a GPU's time
         config_overrides=rope_overrides(model),
         **{name: getattr(model, name) for name in names},
@@ -214,7 +216,7 @@ def _spawn_engine(
 ) -> InferenceEngine:
     """The engine in a process of its own, with the OpenAI API beside it if that is asked for."""
     kind, settings = _engine_of(plan, model)
-    num_gpus = engine_gpus(model) if plan.gpus.total else 0
+    num_gpus = engine_gpus(model) if plan.gpus.total and not plan.is_colocated else 0
     asks_for_api = model is plan.config.explorer.rollout_model and model.enable_openai_api
     if model.base_port is None and not asks_for_api:
         engine: InferenceEngine = actor.spawn(

@@ -118,12 +118,20 @@ def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
         balances_ranks=trainer.balance_batch,
         save_strategy=trainer.save_strategy.value,
         device=plan.device,
+        compiles_layers=_compiles(plan),
         trust_remote_code=trainer.trust_remote_code,
         config_overrides=rope_overrides(model),
         chat_template=model.custom_chat_template,
         num_threads=plan.cores,
         log_name=trainer.name,
     )
+
+
+def _compiles(plan: RunPlan) -> bool:
+    """Whether layers are compiled: as asked for, else where it is known to pay."""
+    asked = plan.config.trainer.use_torch_compile
+    is_whole = num_ranks(plan) == 1 and not plan.config.model.lora_configs
+    return plan.device == "cuda" and (is_whole if asked is None else asked)
 
 
 def _for_verl(config: Config, settings: TorchEngineSettings) -> VerlEngineSettings:

@@ -4,15 +4,22 @@ from trinity.algorithm import ALGORITHM_TYPE, KL_FN, SAMPLE_STRATEGY
 from trinity.algorithm.rollout_correction import RolloutCorrection
 from trinity.common.config import Config
 from trinity.common.config.training import training_settings
-from trinity.common.constants import SyncMethod
+from trinity.common.constants import SyncMethod, TrainerType
 from trinity.launcher import build_train_engine
 from trinity.launcher.buffers import Buffers
-from trinity.launcher.build_train_engine import build_engine, reads_values, trainer_advantage
+from trinity.launcher.build_train_engine import (
+    build_engine,
+    num_ranks,
+    reads_values,
+    trainer_advantage,
+)
 from trinity.launcher.job import JobCheckpoints
 from trinity.launcher.plan import RunPlan
 from trinity.launcher.reporter import Reporter
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.channel import CheckpointChannel, MemoryChannel, WeightChannel
+from trinity.synchronizer.ipc import IPCChannel
+from trinity.synchronizer.nccl import NCCLChannel
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.loss import Objective
 from trinity.trainer.preparation import Preparation
@@ -74,7 +81,14 @@ def _channel(plan: RunPlan) -> WeightChannel | None:
     algorithm = ALGORITHM_TYPE.get(config.algorithm.algorithm_type)
     if not config.mode.pairs and algorithm.schema != "experience":
         return None
-    if config.synchronizer.sync_method is SyncMethod.MEMORY:
+    sync = config.synchronizer
+    if plan.is_colocated:
+        return IPCChannel()
+    if sync.sync_method is SyncMethod.NCCL:
+        is_live = num_ranks(plan) == 1 and config.trainer.trainer_type is TrainerType.TORCH
+        engines = config.explorer.rollout_model.engine_num
+        return NCCLChannel(engines, is_live, sync.group_name, sync.sync_timeout)
+    if sync.sync_method is SyncMethod.MEMORY:
         return MemoryChannel()
     return CheckpointChannel(plan.job.weights)
 

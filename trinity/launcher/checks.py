@@ -12,7 +12,7 @@ from trinity.buffer import check_experience_buffer, check_taskset
 from trinity.common.config import Config, TasksetConfig
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.unread import find_unread
-from trinity.common.constants import EngineType, Mode, SyncMethod, TrainerType
+from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import Problem
 from trinity.common.workflows import check_workflow
 from trinity.launcher.hardware import is_port_free
@@ -97,18 +97,11 @@ def _package_problems(config: Config) -> Iterator[Problem]:
 
 def _unbuilt_problems(config: Config) -> Iterator[Problem]:
     """What a configuration may ask for and this version can't do yet."""
-    if config.mode.pairs and config.synchronizer.sync_method is SyncMethod.NCCL:
-        yield Problem(
-            "synchronizer.sync_method",
-            "Weights don't travel by NCCL yet.",
-            "Set `synchronizer.sync_method: memory` (or `checkpoint`).",
-            "nccl",
-        )
-    if config.mode is Mode.SERVE or config.mode is Mode.COLOCATE:
+    if config.mode is Mode.SERVE:
         yield Problem(
             "mode",
             f"Mode {config.mode} is not there yet.",
-            "Set `mode: both`, `train`, `explore` or `bench`.",
+            "Set `mode: both`, `colocate`, `train`, `explore` or `bench`.",
             str(config.mode),
         )
     rollout = config.explorer.rollout_model

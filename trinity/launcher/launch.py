@@ -17,6 +17,7 @@ from trinity.common.config import Config, iterate_stages
 from trinity.common.constants import Mode
 from trinity.common.errors import ConfigError, Problem, TrinityError
 from trinity.launcher.build import Parts, build_parts
+from trinity.launcher.check_gpus import gpu_problems
 from trinity.launcher.check_trainer import trainer_problems
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
@@ -65,7 +66,12 @@ class Job:
         self.plans = [make_plan(c, name, self.plugin_dirs, found) for name, c in stages]
         problems: dict[tuple[str, str], Problem] = {}
         for plan in self.plans:
-            for problem in [*find_start_problems(plan.config), *trainer_problems(plan)]:
+            found_problems = [
+                *find_start_problems(plan.config),
+                *trainer_problems(plan),
+                *gpu_problems(plan),
+            ]
+            for problem in found_problems:
                 problems.setdefault((problem.key, problem.message), problem)
         if problems:
             raise ConfigError(list(problems.values()), self.config.source.path)

@@ -103,6 +103,11 @@ class RunPlan:
         return "cuda" if self.gpus.total else "cpu"
 
     @property
+    def is_colocated(self) -> bool:
+        """Whether trainer and engine take turns on one GPU."""
+        return self.config.mode is Mode.COLOCATE and self.gpus.total > 0
+
+    @property
     def compute_env(self) -> dict[str, str]:
         """Environment of engines and trainer.
 
@@ -110,7 +115,14 @@ class RunPlan:
         that works, and engine and trainer take turns.
         """
         threads = {"OMP_NUM_THREADS": str(self.cores), "OMP_WAIT_POLICY": "PASSIVE"}
-        return {**self.env_vars, **threads}
+        return {**self.env_vars, **threads, **self._shared_gpu()}
+
+    def _shared_gpu(self) -> dict[str, str]:
+        """The one GPU that trainer and engine share: Ray would give it to only one of them."""
+        if not self.is_colocated:
+            return {}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
+        return {"CUDA_VISIBLE_DEVICES": visible.split(",")[0]}
 
     def table(self, total_steps: int | None = None) -> Table:
         """What runs where, and what makes a step, for the screen."""

@@ -1,7 +1,8 @@
 """Carry a set of weights from the trainer to the engines: `MemoryChannel`, `CheckpointChannel`.
 
 The trainer's side sends and gets a `WeightTicket`; an engine opens the ticket with
-`open_weights`. Which version is out is `trinity.synchronizer.board`.
+`open_weights`. Which version is out is `trinity.synchronizer.board`; from GPU to GPU go
+`trinity.synchronizer.nccl` and, within one GPU, `trinity.synchronizer.ipc`.
 """
 
 import os
@@ -31,6 +32,10 @@ class WeightChannel(Protocol):
 
     def send(self, version: int, weights: NamedTensors) -> WeightTicket:
         """Put the weights where engines can fetch them. Earlier ones may be dropped."""
+        ...
+
+    def before_change(self) -> None:
+        """The trainer is about to change the weights that it sent last."""
         ...
 
     def close(self) -> None:
@@ -79,6 +84,9 @@ class MemoryChannel:
                 bucket, size = {}, 0
         references.append(actor.put(bucket))
 
+    def before_change(self) -> None:
+        """What was sent is a copy."""
+
     def close(self) -> None:
         self._out.clear()
 
@@ -126,6 +134,9 @@ class CheckpointChannel:
         }
         for version in sorted(folders)[: -self._keep]:
             shutil.rmtree(folders[version], ignore_errors=True)
+
+    def before_change(self) -> None:
+        """What was sent is a copy."""
 
     def close(self) -> None:
         """The files stay: other processes may still fetch them."""

@@ -98,6 +98,10 @@ class TrainerConfig(ConfigModel):
     use_remove_padding: bool = True
     """Pack sequences without padding."""
 
+    use_torch_compile: bool | None = None
+    """Compile the model's layers on a GPU: about a quarter more tokens a second, and some ten
+    seconds more for the first step. Unset: where one GPU trains all weights."""
+
     enable_shared_prefix: bool = True
     """Compute the prompt of a group once for all its samples where that is faster."""
 

@@ -138,6 +138,18 @@ class InferenceEngine(Protocol):
     async def close(self) -> None: ...
 
 
+class SleepingEngine(InferenceEngine, Protocol):
+    """An engine that can give the memory of its GPUs to others in between."""
+
+    async def sleep(self) -> None:
+        """Free the memory; nothing may be running. New weights, or `wake`, end it."""
+        ...
+
+    async def wake(self) -> None:
+        """Sample again, with the weights that were there before."""
+        ...
+
+
 class TextEngine(Protocol):
     """An engine that gives texts and no tokens; it has the face of `InferenceEngine` besides."""
 

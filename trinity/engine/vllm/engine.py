@@ -5,7 +5,9 @@ import contextlib
 import itertools
 import os
 import tempfile
+import uuid
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +40,11 @@ from trinity.engine.vllm.compat import seeds_on_cpu
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.engine.vllm.shipping import Shapes, expected_shapes, ticket_files
 from trinity.engine.vllm.transfer import BACKEND, EXTENSION
+from trinity.synchronizer import ipc, nccl
 from trinity.utils.log import get_logger
+
+_AT_ONCE = (nccl.METHOD, ipc.METHOD)
+"""Channels whose weights all change between two steps of vLLM's."""
 
 _PAUSE_MODES = {"pause": "wait", "keep": "keep", "abort": "abort"}
 _CPU_CACHE_BYTES = 2**30
@@ -67,6 +73,8 @@ class VLLMEngine:
         self._broken: Exception | None = None
         self._may_start = asyncio.Event()
         self._update_lock = asyncio.Lock()
+        self._is_asleep = False
+        self._group = f"engine_{uuid.uuid4().hex[:12]}"
         self._has_warned = False
         self._partial: dict[str, dict[int, Completion]] = {}
         self._log = get_logger("engine")
@@ -135,21 +143,64 @@ class VLLMEngine:
         """
         _refuse_adapter(ticket.adapter)
         async with self._update_lock, _telling_of_death():
+            if self._is_asleep:
+                return await self._wake_with(ticket)
+            if ticket.method in _AT_ONCE and self._running == 0:
+                return await self._replace_at_once(ticket)
             was_paused = await self._ready.is_paused()
             mode = "keep" if was_paused else _PAUSE_MODES[self._settings.update_mode]
             self._may_start.clear()
             await self._ready.pause_generation(mode=cast(Any, mode), clear_cache=mode != "keep")
             try:
-                digest = await self._receive(ticket)
-            except Exception as error:  # the boundary of an update: its caller gets the error
-                self._broken = error
-                raise
+                return await self._replace(ticket)
             finally:
                 if not was_paused and not self._ready.errored:
                     await self._ready.resume_generation()
                     self._may_start.set()
-            self._version, self._broken = ticket.version, None
-            return digest
+
+    async def _replace_at_once(self, ticket: WeightTicket) -> str:
+        """Without a pause: nothing runs, and what comes meanwhile waits here."""
+        was_open = self._may_start.is_set()
+        self._may_start.clear()
+        try:
+            return await self._replace(ticket)
+        finally:
+            if was_open:
+                self._may_start.set()
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory to others until `wake` or new weights; nothing may be running."""
+        async with self._update_lock, _telling_of_death():
+            if not self._is_asleep:
+                self._may_start.clear()
+                await self._ready.sleep(level=1)
+                self._is_asleep = True
+
+    async def wake(self) -> None:
+        """End `sleep`, with the weights that were there before."""
+        async with self._update_lock, _telling_of_death():
+            if self._is_asleep:
+                await self._ready.wake_up()
+                self._is_asleep = False
+                self._may_start.set()
+
+    async def _wake_with(self, ticket: WeightTicket) -> str:
+        """End `sleep` with new weights; the cache gets its memory once they are in place."""
+        await self._ready.wake_up(["weights"])
+        digest = await self._replace(ticket)
+        await self._ready.wake_up(["kv_cache"])
+        self._is_asleep = False
+        self._may_start.set()
+        return digest
+
+    async def _replace(self, ticket: WeightTicket) -> str:
+        try:
+            digest, version = await self._receive(ticket)
+        except Exception as error:  # the boundary of an update: its caller gets the error
+            self._broken = error
+            raise
+        self._version, self._broken = version, None
+        return digest
 
     async def pause(self) -> None:
         """Finish no further step until `resume`; requests wait."""
@@ -219,6 +270,7 @@ class VLLMEngine:
             "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
             "worker_extension_cls": EXTENSION,
             "disable_log_stats": True,
+            "enable_sleep_mode": settings.sleeps,
         }
         cache = settings.kv_cache_bytes
         if cache is None and current_platform.is_cpu():
@@ -354,7 +406,25 @@ class VLLMEngine:
 
     # Weights
 
-    async def _receive(self, ticket: WeightTicket) -> str:
+    async def _receive(self, ticket: WeightTicket) -> tuple[str, int]:
+        """Digest and version of what then is in place."""
+        if ticket.method == nccl.METHOD:
+            return await self._receive_by_nccl(cast(nccl.Meeting, ticket.payload))
+        if ticket.method == ipc.METHOD:
+            found = await self._ready.collective_rpc("receive_by_ipc", args=(ticket.payload,))
+            return _the_one(found, ticket), ticket.version
+        return await self._receive_files(ticket), ticket.version
+
+    async def _receive_by_nccl(self, meeting: nccl.Meeting) -> tuple[str, int]:
+        settings = self._settings
+        num_workers = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        request = await asyncio.to_thread(nccl.ask, meeting, self._group, num_workers)
+        arguments = (asdict(meeting), request, self._group, num_workers)
+        found = await self._ready.collective_rpc("receive_by_nccl", args=arguments)
+        digest, version = found[0]
+        return str(digest), int(version)
+
+    async def _receive_files(self, ticket: WeightTicket) -> str:
         llm = self._ready
         files = ticket_files(ticket, self._shapes, self._dtype)
         with contextlib.closing(files):
@@ -371,13 +441,17 @@ class VLLMEngine:
                     await llm.finish_weight_update()
                 raise
             await llm.finish_weight_update()
-        digests = set(await llm.collective_rpc("received_digest"))
-        if ticket.digest and digests != {ticket.digest}:
-            raise RuntimeError(
-                f"After loading version {ticket.version} vLLM's workers report the digests "
-                f"{sorted(digests)}, but the trainer sent {ticket.digest}."
-            )
-        return str(digests.pop())
+        return _the_one(await llm.collective_rpc("received_digest"), ticket)
+
+
+def _the_one(digests: Sequence[str], ticket: WeightTicket) -> str:
+    """The digest that all workers report, which must be the ticket's."""
+    if ticket.digest and set(digests) != {ticket.digest}:
+        raise RuntimeError(
+            f"After loading version {ticket.version} vLLM's workers report the digests "
+            f"{sorted(set(digests))}, but the trainer sent {ticket.digest}."
+        )
+    return str(digests[0])
 
 
 @contextlib.asynccontextmanager

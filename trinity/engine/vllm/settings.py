@@ -29,6 +29,7 @@ class VLLMEngineSettings:
         update_mode: What happens to running requests at a weight update. "pause": they finish on
             the old weights; "keep": they go on with the new ones (each token is tagged with its
             version); "abort": they start again with the new ones.
+        sleeps: Be able to give the GPU's memory to the trainer in between.
         trust_remote_code: Run model code that comes with the model folder.
         version: Version of the weights at ``model_path``.
         config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
@@ -52,6 +53,7 @@ class VLLMEngineSettings:
     enable_log_requests: bool = False
     keeps_seeds: bool = True
     update_mode: UpdateMode = "pause"
+    sleeps: bool = False
     trust_remote_code: bool = False
     version: int = 0
     config_overrides: Mapping[str, Any] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
@@ -16,7 +17,10 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from trinity.engine.vllm.compat import repack_embeddings
-from trinity.utils.digest import WeightsDigest
+from trinity.engine.vllm.direct import DirectLoader
+from trinity.synchronizer.ipc import open_handles
+from trinity.synchronizer.nccl import Meeting, NCCLReceiver
+from trinity.utils.digest import WeightsDigest, weights_digest
 
 BACKEND = "trinity"
 EXTENSION = "trinity.engine.vllm.transfer.WorkerExtension"
@@ -43,6 +47,8 @@ class FileTransfer(WeightTransferEngine[NoInfo, FileInfo]):
     init_info_cls = NoInfo
     update_info_cls = FileInfo
     digest: WeightsDigest
+    loader: DirectLoader | None = None
+    receiver: NCCLReceiver | None = None
 
     def init_transfer_engine(self, init_info: NoInfo) -> None:
         """Nothing to set up."""
@@ -88,6 +94,35 @@ class WorkerExtension:
     def received_digest(self) -> str:
         """Digest of the weights of the last update."""
         return str(self.weight_transfer_engine.digest.hexdigest())  # type: ignore[attr-defined]  # of the worker
+
+    def receive_by_nccl(
+        self, meeting: dict[str, Any], request: str, group: str, num_workers: int
+    ) -> tuple[str, int]:
+        """Take the weights that ``request`` asked for, between two steps; digest and version."""
+        transfer, loader = self._transfer()
+        if transfer.receiver is None:
+            rank, device = self.rank, self.device  # type: ignore[attr-defined]  # of the worker
+            transfer.receiver = NCCLReceiver(rank, num_workers, device)
+        found = transfer.receiver.receive(Meeting(**meeting), request, group, loader.load)
+        loader.finish()
+        return found.digest, found.version
+
+    def receive_by_ipc(self, payload: bytes) -> str:
+        """Take the weights that lie in the trainer's memory on this GPU; their digest."""
+        _, loader = self._transfer()
+        weights = list(open_handles(payload))
+        with torch.no_grad():
+            loader.load(weights)
+            loader.finish()
+        digest = weights_digest(weights)
+        torch.cuda.synchronize()
+        return digest
+
+    def _transfer(self) -> tuple[FileTransfer, DirectLoader]:
+        transfer: FileTransfer = self.weight_transfer_engine  # type: ignore[attr-defined]  # of the worker
+        if transfer.loader is None:
+            transfer.loader = DirectLoader(transfer.model)
+        return transfer, transfer.loader
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)

@@ -71,7 +71,7 @@ class AttentionBlock:
     _bias: dict[object, Tensor] = field(default_factory=dict)
 
     def bias(self, num_repeats: int, window: int | None, like: Tensor) -> Tensor:
-        """[S, 1, M, L]: 0 where a query sees a key, -inf elsewhere; in ``like``'s dtype and device."""
+        """[S, 1, M, L]: 0 where a query sees a key, -inf elsewhere; typed and placed as ``like``."""
         dtype, device = like.dtype, like.device
         cached = self._bias.get((num_repeats, window, dtype))
         if cached is not None:
@@ -110,8 +110,9 @@ class HeadMaps:
 
     def to(self, device: torch.device) -> "HeadMaps":
         """The same on a device."""
-        lists = ([t.to(device) for t in ts] for ts in (self.query, self.grad, self.key))
-        return HeadMaps(*lists, *(t.to(device) for t in (self.place, self.slots, self.offsets)))
+        query, grad, key = ([t.to(device) for t in ts] for ts in (self.query, self.grad, self.key))
+        place, slots, offsets = (t.to(device) for t in (self.place, self.slots, self.offsets))
+        return HeadMaps(query, grad, key, place, slots, offsets)
 
 
 class AttentionPlan:

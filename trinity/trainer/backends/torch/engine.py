@@ -90,8 +90,13 @@ class TorchTrainEngine:
         return updates.Share.total([share], objective.loss_name)
 
     async def optim_step(self, which: TrainedRole = "actor") -> dict[str, float]:
-        metrics = await self._run(self._trained(which).optimizer.step)
+        metrics = await self._run(lambda: self._step(which))
         return {f"{which}/{name}": value for name, value in metrics.items()}
+
+    def _step(self, which: TrainedRole) -> dict[str, float]:
+        if self._channel is not None and which == "actor":
+            self._channel.before_change()
+        return self._trained(which).optimizer.step()
 
     async def send_weights(self, version: int) -> WeightTicket:
         if self._channel is None:

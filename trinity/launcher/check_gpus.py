@@ -1,0 +1,63 @@
+"""Facts that must hold between the GPUs of a plan and how trainer and engines share them."""
+
+from collections.abc import Iterator
+
+from trinity.common.constants import EngineType, Mode, SyncMethod, SyncStyle, TrainerType
+from trinity.common.errors import Problem
+from trinity.launcher.plan import RunPlan, engine_gpus
+
+_METHOD = "synchronizer.sync_method"
+_ROLLOUT = "explorer.rollout_model"
+
+
+def gpu_problems(plan: RunPlan) -> Iterator[Problem]:
+    """All that keeps weights from going from GPU to GPU, or parts from sharing one."""
+    if plan.config.mode is Mode.COLOCATE:
+        yield from _colocation_problems(plan)
+    elif plan.config.mode.pairs and plan.config.synchronizer.sync_method is SyncMethod.NCCL:
+        yield from _nccl_problems(plan)
+
+
+def _nccl_problems(plan: RunPlan) -> Iterator[Problem]:
+    rollout = plan.config.explorer.rollout_model
+    memory = "Set `synchronizer.sync_method: memory` (or `checkpoint`)."
+    if not plan.gpus.total:
+        message = "NCCL goes from GPU to GPU, and this run has none."
+        yield Problem(_METHOD, message, memory, "nccl")
+    elif rollout.engine_type is not EngineType.VLLM:
+        message = f"The {rollout.engine_type} engine takes no weights by NCCL; vLLM does."
+        yield Problem(_METHOD, message, memory, "nccl")
+    elif rollout.data_parallel_size > 1:
+        message = "Weights don't go by NCCL to the copies within an engine."
+        fix = "Set `engine_num` to the number of copies, and `data_parallel_size: 1`."
+        yield Problem(f"{_ROLLOUT}.data_parallel_size", message, fix, rollout.data_parallel_size)
+
+
+def _colocation_problems(plan: RunPlan) -> Iterator[Problem]:
+    config = plan.config
+    explorer, sync = config.explorer, config.synchronizer
+    rollout = explorer.rollout_model
+    if not plan.gpus.total:
+        message = "Trainer and engine would share a GPU, and this run has none."
+        yield Problem("mode", message, "Set `mode: both`, or run with --cpu.", "colocate")
+        return
+    if rollout.engine_type is not EngineType.VLLM:
+        message = f"The {rollout.engine_type} engine can't free its memory for the trainer."
+        yield Problem(f"{_ROLLOUT}.engine_type", message, "Use vllm.", str(rollout.engine_type))
+    if config.trainer.trainer_type is not TrainerType.TORCH:
+        message = f"The trainer {config.trainer.trainer_type} does not share the engine's GPU."
+        yield Problem("trainer.trainer_type", message, "Use torch.")
+    if plan.gpus.explorer > 1 or config.cluster.node_num * config.cluster.gpu_per_node > 1:
+        message = "Trainer and engine share one GPU at most in this version."
+        fix = "Set `cluster.gpu_per_node: 1`, or `mode: both` with GPUs of their own."
+        yield Problem("mode", message, fix, "colocate")
+    if any(map(engine_gpus, explorer.auxiliary_models)):
+        message = "An auxiliary model needs a GPU of its own, and the only one is shared."
+        yield Problem("explorer.auxiliary_models", message, "Use `mode: both`.")
+    if sync.sync_style is not SyncStyle.FIXED or sync.sync_offset:
+        message = "Trainer and engine take turns on their GPU, so neither may run ahead."
+        fix = "Set `sync_style: fixed` and `sync_offset: 0`."
+        yield Problem("synchronizer.sync_style", message, fix, str(sync.sync_style))
+    if sync.sync_method is not SyncMethod.MEMORY:
+        message = "On a shared GPU weights go through its memory."
+        yield Problem(_METHOD, message, "Remove `sync_method`.", str(sync.sync_method))

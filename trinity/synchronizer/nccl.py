@@ -1,0 +1,340 @@
+"""Weights from GPU to GPU: `NCCLChannel` at the trainer, `NCCLReceiver` in an engine's worker.
+
+The trainer answers requests. An engine asks for the newest weights; its workers and the trainer
+then form a group (kept for the next time) and the weights go through two buffers, bucket by
+bucket, on a stream of their own, while both ends take the digest of what passes. So an engine that
+starts again gets the weights like any other, and nobody holds a second copy of the model.
+
+The weights sent are the trainer's own, not copies. Before it changes them (`before_change`), it
+waits for a transfer under way, and puts a copy aside if an engine has not asked yet.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trinity.common.models.protocol import WeightTicket
+from trinity.synchronizer.buckets import Bucket, Entry, describe, lay_out
+from trinity.synchronizer.channel import NamedTensors
+from trinity.utils.digest import WeightsDigest
+from trinity.utils.log import get_logger
+
+METHOD = "nccl"
+
+Load = Callable[[Sequence[tuple[str, Tensor]]], None]
+
+_BUCKET_BYTES = 256 * 2**20
+_POLL_S = 0.5
+_TRAINER = 0  # rank of the trainer in every group
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the trainer answers, and what it sends. Plain values, so that messages carry it."""
+
+    host: str
+    port: int
+    group: str
+    bucket_bytes: int
+    entries: Sequence[Entry]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What came: its digest, and the version, which may be newer than the one asked for."""
+
+    digest: str
+    version: int
+
+
+class NCCLChannel:
+    """The trainer's end; lives in the process that has the weights.
+
+    Args:
+        num_engines: Engines that ask for each version.
+        is_live: What is sent are the model's own weights, which the next step changes.
+        group: First part of the groups' names.
+        timeout_s: How long one end waits for the other.
+    """
+
+    method = METHOD
+
+    def __init__(
+        self,
+        num_engines: int,
+        is_live: bool,
+        group: str = "weights",
+        timeout_s: float = 600,
+        bucket_bytes: int = _BUCKET_BYTES,
+    ) -> None:
+        self._num_engines = num_engines
+        self._is_live = is_live
+        self._group = group
+        self._timeout_s = timeout_s
+        self._bucket_bytes = bucket_bytes
+        self._sender: _Sender | None = None
+
+    def send(self, version: int, weights: NamedTensors) -> WeightTicket:
+        """Offer the weights to whoever asks; returns at once."""
+        named = list(weights)
+        if self._sender is None:
+            device = named[0][1].device
+            self._sender = _Sender(device, self._group, self._timeout_s, self._bucket_bytes)
+        entries = [describe(name, tensor) for name, tensor in named]
+        self._sender.offer(version, [tensor for _, tensor in named], entries)
+        meeting = Meeting(
+            self._sender.host,
+            self._sender.port,
+            self._group,
+            self._bucket_bytes,
+            entries,
+            self._timeout_s,
+        )
+        return WeightTicket(version, METHOD, "", meeting)
+
+    def before_change(self) -> None:
+        """The weights that were sent are about to change."""
+        if self._sender is not None and self._is_live:
+            self._sender.let_go(self._num_engines)
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._sender is not None:
+            self._sender.close()
+
+
+class _Sender:
+    """Answers requests in a thread of its own."""
+
+    def __init__(
+        self, device: torch.device, group: str, timeout_s: float, bucket_bytes: int
+    ) -> None:
+        self.host = socket.gethostbyname(socket.gethostname())
+        self._server = dist.TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
+        self.port = int(self._server.port)
+        self._device = device
+        self._timeout_s = timeout_s
+        self._bucket_bytes = bucket_bytes
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._version = 0
+        self._weights: list[Tensor] | None = None
+        self._entries: Sequence[Entry] = ()
+        self._ready: Any = None  # a CUDA event
+        self._num_served = 0
+        self._is_aside = False
+        self._links: dict[str, _Link] = {}
+        self._logger = get_logger("trainer")
+        self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
+        self._thread.start()
+
+    def offer(self, version: int, weights: list[Tensor], entries: Sequence[Entry]) -> None:
+        with self._changed:
+            self._version, self._weights, self._entries = version, weights, entries
+            self._num_served, self._is_aside = 0, False
+            self._mark_ready()
+            self._changed.notify_all()
+
+    def let_go(self, num_engines: int) -> None:
+        with self._changed:  # which a transfer under way holds
+            if self._weights is None or self._is_aside:
+                return
+            if self._num_served >= num_engines:
+                self._weights = None
+                return
+            self._weights = [_put_aside(tensor) for tensor in self._weights]
+            self._is_aside = True
+            self._mark_ready()
+
+    def _mark_ready(self) -> None:
+        """What was asked of the GPU so far has to be done before the weights go out."""
+        if self._device.type == "cuda":
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(2 * _POLL_S)
+        self._links.clear()
+
+    def _serve(self) -> None:
+        inbox = _store(self.host, self.port, self._timeout_s)
+        number = 1
+        while not self._is_closed:
+            key = f"request/{number}"
+            try:
+                inbox.wait([key], timedelta(seconds=_POLL_S))
+            except RuntimeError:  # nobody asked yet
+                continue
+            number += 1
+            request = json.loads(inbox.get(key))
+            try:
+                answer = self._answer(request)
+            except Exception as error:  # told to who asked; the next one may fare better
+                self._logger.exception("Weights could not be sent to %s.", request["group"])
+                self._links.pop(request["group"], None)
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            inbox.set(f"answer/{key}", json.dumps(answer))
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, object]:
+        name = request["group"]
+        with self._changed:
+            self._changed.wait_for(lambda: self._weights is not None or self._is_closed)
+            if self._weights is None:
+                return {"error": "the trainer has ended"}
+            if name not in self._links:
+                store = _store(self.host, self.port, self._timeout_s)
+                size = request["world_size"]
+                self._links[name] = _Link(
+                    store, name, _TRAINER, size, self._device, self._timeout_s
+                )
+            digest = self._links[name].send(
+                self._weights, lay_out(self._entries, self._bucket_bytes), self._ready
+            )
+            self._num_served += 1
+            return {"digest": digest, "version": self._version}
+
+
+class NCCLReceiver:
+    """An engine's worker's end. Knows nothing of the engine.
+
+    Args:
+        rank: Of this worker among all of its engine, from 0.
+        num_workers: Of the engine.
+    """
+
+    def __init__(self, rank: int, num_workers: int, device: torch.device) -> None:
+        self._rank = rank
+        self._num_workers = num_workers
+        self._device = device
+        self._name = ""
+        self._store: Any = None
+        self._link: _Link | None = None
+
+    def receive(self, meeting: Meeting, request: str, group: str, load: Load) -> Delivery:
+        """Take the weights that were asked for by ``request``, and give them to ``load``.
+
+        Raises:
+            RuntimeError: What came is not what the trainer sent, or it could not send.
+        """
+        name = f"{meeting.host}:{meeting.port}/{group}"
+        if self._link is None or name != self._name:
+            self._store = _store(meeting.host, meeting.port, meeting.timeout_s)
+            rank, size = 1 + self._rank, 1 + self._num_workers
+            self._link = _Link(self._store, group, rank, size, self._device, meeting.timeout_s)
+            self._name = name
+        buckets = lay_out(meeting.entries, meeting.bucket_bytes)
+        digest = self._link.receive(buckets, load)
+        answer = json.loads(self._store.get(f"answer/{request}"))
+        if "error" in answer:
+            raise RuntimeError(f"The trainer could not send its weights: {answer['error']}")
+        if answer["digest"] != digest:
+            raise RuntimeError(
+                f"Weights with digest {digest} came by NCCL, but the trainer sent "
+                f"{answer['digest']}."
+            )
+        return Delivery(digest, int(answer["version"]))
+
+
+def ask(meeting: Meeting, group: str, num_workers: int) -> str:
+    """Ask the trainer for its weights, on behalf of all workers of an engine; the request's key."""
+    store = _store(meeting.host, meeting.port, meeting.timeout_s)
+    number = store.add("requests", 1)
+    key = f"request/{number}"
+    store.set(key, json.dumps({"group": group, "world_size": 1 + num_workers}))
+    return key
+
+
+class _Link:
+    """A group of the trainer and an engine's workers, and the buffers that weights go through."""
+
+    def __init__(
+        self, store: Any, name: str, rank: int, size: int, device: torch.device, timeout_s: float
+    ) -> None:
+        self._device = device
+        self._group = _process_group(dist.PrefixStore(name, store), rank, size, device, timeout_s)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._buffers: list[Tensor] = []
+
+    def send(self, weights: Sequence[Tensor], buckets: Sequence[Bucket], ready: Any) -> str:
+        """Send all buckets; the digest of what was sent."""
+        digest, tensors = WeightsDigest(), iter(weights)
+        with self._on_stream(ready):
+            for number, (bucket, buffer) in enumerate(self._through(buckets)):
+                slots = [slot.of(buffer) for slot in bucket.slots]
+                torch._foreach_copy_(slots, [next(tensors) for _ in bucket.slots])
+                self._broadcast(buffer)
+                digest.add(f"bucket {number}", buffer)
+            return digest.hexdigest()
+
+    def receive(self, buckets: Sequence[Bucket], load: Load) -> str:
+        """Receive all buckets, and load each; the digest of what came."""
+        digest = WeightsDigest()
+        with self._on_stream(None):
+            for number, (bucket, buffer) in enumerate(self._through(buckets)):
+                self._broadcast(buffer)
+                load([(slot.name, slot.of(buffer)) for slot in bucket.slots])
+                digest.add(f"bucket {number}", buffer)
+            return digest.hexdigest()
+
+    def _through(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor]]:
+        """Each bucket with the buffer that it goes through, one after the other."""
+        largest = max(bucket.num_bytes for bucket in buckets)
+        if not self._buffers or len(self._buffers[0]) < largest:
+            make = torch.empty(2, largest, dtype=torch.uint8, device=self._device)
+            self._buffers = list(make)
+        for number, bucket in enumerate(buckets):
+            yield bucket, self._buffers[number % 2][: bucket.num_bytes]
+
+    def _broadcast(self, buffer: Tensor) -> None:
+        options = dist.distributed_c10d.BroadcastOptions()
+        options.rootRank = _TRAINER
+        self._group.broadcast([buffer], options).wait()
+
+    @contextmanager
+    def _on_stream(self, ready: Any) -> Iterator[None]:
+        """Within, this link's own stream, which begins after ``ready``; at the end all is done."""
+        if self._stream is None:
+            yield
+            return
+        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if ready is None:
+                self._stream.wait_stream(torch.cuda.default_stream(self._device))
+            else:
+                self._stream.wait_event(ready)
+            yield
+        self._stream.synchronize()
+
+
+def _process_group(store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
+    """A group beside whatever groups these processes have, and known to nothing else."""
+    timeout = timedelta(seconds=timeout_s)
+    if device.type == "cpu":
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    with torch.cuda.device(device):
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _store(host: str, port: int, timeout_s: float) -> Any:
+    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+def _put_aside(tensor: Tensor) -> Tensor:
+    """A copy; in CPU memory where the GPU has no room."""
+    if tensor.is_cuda and torch.cuda.mem_get_info(tensor.device)[0] < 4 * tensor.nbytes:
+        return tensor.cpu()
+    return tensor.clone()
