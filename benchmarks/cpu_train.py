@@ -116,7 +116,8 @@ def measure(name: str, options: argparse.Namespace) -> tuple[float, float]:
         *(sys.executable, __file__, "--model", options.model, "--contender", name),
         *("--passes", str(options.passes), "--threads", str(options.threads)),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    threads = {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "PASSIVE"}  # as in runs
+    environment = {**os.environ, **threads}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.strip().splitlines()[-1])
     later = found["seconds"][1:]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from trinity.buffer.pipelines.task import run_task_pipeline
-from trinity.checkpoint import layout
+from trinity.checkpoint import huggingface, layout
 from trinity.common.config import Config, iterate_stages
 from trinity.common.constants import Mode
 from trinity.common.errors import ConfigError, Problem, TrinityError
@@ -288,7 +288,7 @@ def _huggingface_folder(plan: RunPlan) -> str | None:
     if found is None:
         return None
     folder = found / layout.ACTOR / layout.HUGGING_FACE
-    return str(folder) if (folder / "config.json").exists() else None
+    return str(folder) if huggingface.has_weights(folder) else None
 
 
 @asynccontextmanager
