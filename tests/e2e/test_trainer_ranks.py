@@ -17,7 +17,7 @@ from tests.e2e.toy import Toy
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 
 
-def test_a_run_goes_from_one_rank_to_two_and_back(
+def test_a_run_goes_on_from_one_rank_to_two(
     finished: Command, toy: Toy, start: Start, tmp_path: Path
 ) -> None:
     """Engines refuse weights whose digest is not the trainer's, so each run has checked that."""
@@ -41,8 +41,6 @@ def test_a_run_goes_from_one_rank_to_two_and_back(
     alone = load_fsdp_state_dict_from_verl_checkpoint(finished.job / "global_step_4/actor")
     for name, weight in weights.items():
         torch.testing.assert_close(weight, alone[name], atol=1e-4, rtol=1e-4)
-    back = start(config, "buffer.total_steps=5", "trainer.num_processes=1").succeed()
-    assert "resumed at step 4" in back.screen
 
 
 def test_a_killed_rank_ends_the_run_and_is_named(toy: Toy, start: Start, tmp_path: Path) -> None:
