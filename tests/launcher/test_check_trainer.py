@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.trainer.toy import tiny_config
 from trinity.checkpoint import layout
 from trinity.common.config import Config
 from trinity.launcher.check_trainer import divides, trainer_problems
+from trinity.launcher.checks import find_start_problems
 from trinity.launcher.plan import GpuNeeds, RunPlan, make_plan
 
 
@@ -85,3 +87,23 @@ def test_an_adapter_for_modules_that_are_not_there_is_refused(tmp_path):
     [found] = messages(plan_of(tmp_path, lora={"name": "my.adapter"}))
     assert "letters, digits" in found
     assert messages(plan_of(tmp_path, lora={})) == []
+
+
+def test_what_verl_cannot_do_is_refused(tmp_path):
+    verl = {"trainer_type": "verl", "num_processes": 2}
+    assert messages(plan_of(tmp_path, trainer=verl)) == []
+    megatron = {**verl, "trainer_strategy": "megatron"}
+    [found] = messages(plan_of(tmp_path, trainer=megatron))
+    assert "megatron-core, which is not installed" in found and "fsdp2" in found
+    shared = {**verl, "ulysses_sequence_parallel_size": 2}
+    [found] = messages(plan_of(tmp_path, trainer=shared))
+    assert "flash-attn" in found and "trainer_type: torch" in found
+    [found] = messages(plan_of(tmp_path, trainer=verl, lora={"lora_rank": 4}))
+    assert "built-in trainer" in found
+
+
+@pytest.mark.skipif(find_spec("verl") is not None, reason="veRL is installed")
+def test_without_verl_the_start_names_the_extra(tmp_path):
+    plan = plan_of(tmp_path, trainer={"trainer_type": "verl"})
+    [found] = [p for p in find_start_problems(plan.config) if p.key == "trainer.trainer_type"]
+    assert "'verl' is not installed" in found.message and "trinity-rft[verl]" in found.fix
