@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from torch import Tensor
+
 from trinity.common.models.api import ApiServer
 from trinity.common.models.protocol import (
     Completion,
     InferenceEngine,
     SamplingParams,
     SleepingEngine,
+    VisionEngine,
     WeightTicket,
 )
 from trinity.common.models.settings import ModelSettings
@@ -50,6 +53,12 @@ class ServedEngine:
         self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None
     ) -> list[Completion]:
         return await self._engine.sample(prompt_ids, params, adapter)
+
+    async def sample_with_images(
+        self, prompt_ids: Sequence[int], images: Tensor, params: SamplingParams
+    ) -> list[Completion]:
+        engine = cast(VisionEngine, self._engine)
+        return await engine.sample_with_images(prompt_ids, images, params)
 
     async def partial(self, request_id: str) -> list[list[int]]:
         return await self._engine.partial(request_id)

@@ -260,6 +260,7 @@ def model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings
         "repetition_penalty",
         "chat_template",
         "enable_thinking",
+        "enable_multimodal",
         "enable_history",
         "ignore_eos",
         "enable_openai_api",

@@ -11,6 +11,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from trinity.common.experience import Experience, split_dpo_experience_to_single_turn
+from trinity.common.models.vision import PIXELS
 
 #: Field of an experience -> name of its column, both [B, T].
 _RESPONSE_FIELDS = {
@@ -55,6 +56,7 @@ class TrainBatch:
             **_response_columns(rows),
             **_info_columns(rows),
             **_custom_columns(rows),
+            **_image_columns(rows),
         }
         tokens = torch.cat([row.tokens for row in rows])
         return cls(tokens, torch.tensor([len(row.tokens) for row in rows]), columns)
@@ -209,6 +211,21 @@ def _info_columns(rows: Sequence[Experience]) -> dict[str, Tensor]:
     if all("temperature" in row.info for row in rows):
         columns["temperature"] = torch.tensor([float(row.info["temperature"]) for row in rows])  # type: ignore[arg-type]  # a number
     return columns
+
+
+def _image_columns(rows: Sequence[Experience]) -> dict[str, Tensor]:
+    """``pixel_values`` [B, images, C, H, W], if the rows have images: then all as many."""
+    images = [(row.multi_modal_inputs or {}).get(PIXELS) for row in rows]
+    found = [image for image in images if image is not None]
+    if not found:
+        return {}
+    shapes = {tuple(image.shape) for image in found}
+    if len(found) < len(rows) or len(shapes) > 1:
+        raise ValueError(
+            f"Of {len(rows)} rows {len(found)} have images, of shapes {sorted(shapes)}: all rows "
+            "of a training batch must have the same number of images."
+        )
+    return {PIXELS: torch.stack(found)}
 
 
 def _custom_columns(rows: Sequence[Experience]) -> dict[str, Tensor]:

@@ -101,7 +101,7 @@ class InferenceModelConfig(ConfigModel):
     """Generate to the length limit, past the end of the text; for measurements."""
 
     enable_multimodal: bool = False
-    """Accept images and videos in prompts."""
+    """Accept images in prompts: models with a fixed number of tokens an image (LLaVA and alike)."""
 
     chat_template: str | None = None
     """Chat template as text. Unset: the one of `model`."""

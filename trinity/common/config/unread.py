@@ -18,11 +18,9 @@ UNREAD: dict[str, tuple[object, str]] = {
     "explorer.*.lora_modules*": (None, "Engines serve no adapters yet."),
     "explorer.*.lora_kwargs*": ({}, "Engines serve no adapters yet."),
     "explorer.*.nnodes": (1, "An engine stays on one machine."),
-    "explorer.*.enable_multimodal": (False, "Images are not read yet."),
     "explorer.*.weight_sync_buffer_size": (1024, "Buckets have a fixed size."),
     "explorer.max_inflight_batches": (2, "One batch is under way at a time."),
     "synchronizer.wait_for_checkpoint": (False, "The explorer starts with the weights it has."),
-    "*.format.image_key": (None, "Images are not read yet."),
     "*.format.video_key": (None, "Videos are not read yet."),
 }
 """Key, with ``*`` for any part -> the value that changes nothing, and what is so."""

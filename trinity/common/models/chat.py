@@ -13,6 +13,8 @@ from trinity.common.models.settings import ModelSettings
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+    from trinity.common.models.vision import Vision
+
 _MARK = re.compile(r"{%-?\s*generation\b")
 
 
@@ -28,6 +30,20 @@ class ChatFormat:
     ) -> None:
         self._settings = settings
         self._given = tokenizer
+
+    @cached_property
+    def vision(self) -> Vision | None:
+        """How images become tokens; None if the model reads none."""
+        settings = self._settings
+        if not (settings.enable_multimodal and settings.gives_tokens):
+            return None
+        from trinity.common.models.vision import Vision
+
+        return Vision(settings.model_path, settings.trust_remote_code)
+
+    def _show_image(self, image: object) -> str:
+        assert self.vision is not None
+        return str(self.tokenizer.convert_ids_to_tokens(self.vision.token_id))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -65,6 +81,7 @@ class ChatFormat:
             )
         if self._settings.enable_thinking is not None:
             template_args = {"enable_thinking": self._settings.enable_thinking, **template_args}
+        show_image = None if self.vision is None else self._show_image
         is_open = (
             reply_follows
             and continues_last
@@ -73,7 +90,7 @@ class ChatFormat:
         )
         return str(
             self.tokenizer.apply_chat_template(
-                [for_template(message) for message in messages],
+                [for_template(message, show_image) for message in messages],
                 tools=[dict(tool) for tool in tools] if tools else None,
                 chat_template=self._settings.chat_template,
                 add_generation_prompt=reply_follows and not is_open,
@@ -115,7 +132,8 @@ class ChatFormat:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of text; special tokens written out in it are found."""
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        ids = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return ids if self.vision is None else self.vision.expanded(ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(
@@ -128,6 +146,6 @@ class ChatFormat:
 
     def __getstate__(self) -> dict[str, object]:
         state = self.__dict__.copy()
-        for cached in ("tokenizer", "special_ids"):
+        for cached in ("tokenizer", "special_ids", "vision"):
             state.pop(cached, None)
         return state

@@ -56,7 +56,7 @@ class FakeModel:
         """The next ``n`` replies."""
         self.calls.append(list(messages))
         self.sampling.append({"n": n, **sampling})
-        prompt = "\n".join(f"{m.get('role')}: {content_text(m)}" for m in messages) + "\n"
+        prompt = "\n".join(f"{m.get('role')}: {content_text(m, _show)}" for m in messages) + "\n"
         experiences = [self._experience(prompt, self._next(messages)) for _ in range(n)]
         self._history += experiences
         return experiences
@@ -146,6 +146,10 @@ class FakeModel:
             response_text=reply,
             info={"model_version": self._version},
         )
+
+
+def _show(image: object) -> str:
+    return "<image>"
 
 
 class FakeEngine:

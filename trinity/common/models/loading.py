@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -33,6 +35,8 @@ def load_causal_lm(
 ) -> tuple[PreTrainedModel, bool]:
     """A causal language model in evaluation mode, and whether its weights are random.
 
+    It may read images besides (`image_features`).
+
     A folder that holds a config but no weights is initialised from ``seed``: in float32 on the
     CPU, then cast, so the same seed gives the same weights everywhere.
 
@@ -52,17 +56,40 @@ def load_causal_lm(
     override_inplace(config, config_overrides or {})
     wanted = resolve_dtype(dtype, getattr(config, "dtype", None))
     options = {"trust_remote_code": trust_remote_code}
+    has_vision = hasattr(config, "vision_config")
     if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation  # type: ignore[assignment]  # str option
+        options["attn_implementation"] = attention_of_text(config, attn_implementation)  # type: ignore[assignment]  # no bool
+    kind = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
     is_random = folder.is_dir() and not has_weights(folder)
     if is_random:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+            model = kind.from_config(config, dtype=torch.float32, **options)
         cast_parameters(model, wanted)
     else:
-        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=wanted, **options)
+        model = kind.from_pretrained(path, config=config, dtype=wanted, **options)
     return model.to(device).eval(), is_random
+
+
+def attention_of_text(config: PretrainedConfig, name: str) -> str | dict[str, str]:
+    """``name`` as attention of a model's text part; what sees images keeps its own."""
+    if not hasattr(config, "vision_config"):
+        return name
+    return {"": name, "text_config": name, "vision_config": "sdpa"}
+
+
+def image_features(model: PreTrainedModel, images: Tensor) -> Tensor:
+    """[tokens of all images, D] what stands in place of the embeddings of image tokens.
+
+    Args:
+        images: [images, C, H, W].
+    """
+    parameter = next(model.parameters())
+    pixels = images.to(parameter.device, parameter.dtype)
+    found: Any = model.get_image_features(pixel_values=pixels)  # type: ignore[operator]  # has it
+    features = getattr(found, "pooler_output", found)
+    parts = list(features) if isinstance(features, (list, tuple)) else [features]
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
 def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:

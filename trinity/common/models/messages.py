@@ -1,7 +1,7 @@
 """Chat messages: the form a template wants, and the key by which a message is known again."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -10,31 +10,52 @@ Messages = Sequence[Message]
 Tools = Sequence[Mapping[str, Any]]
 
 
-def for_template(message: Message) -> dict[str, Any]:
+ShowImage = Callable[[object], str]
+"""From an image to the text that stands for it."""
+
+
+def for_template(message: Message, show_image: ShowImage | None = None) -> dict[str, Any]:
     """A message as chat templates read it: content as text, arguments of calls as objects."""
     shown = {key: value for key, value in message.items() if value is not None}
-    shown["content"] = content_text(message)
+    shown["content"] = content_text(message, show_image)
     if message.get("tool_calls"):
         shown["tool_calls"] = [_template_call(call) for call in message["tool_calls"]]
     return shown
 
 
-def content_text(message: Message) -> str:
+def content_text(message: Message, show_image: ShowImage | None = None) -> str:
     """The text of a message; parts in the OpenAI form are joined.
 
     Raises:
-        ValueError: A part is not text.
+        ValueError: A part is not text, nor an image that can be shown.
     """
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
     for part in content:
+        image = image_of_part(part)
+        if image is not None and show_image is not None:
+            texts.append(show_image(image))
+            continue
         if not isinstance(part, Mapping) or "text" not in part:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ValueError(f"A message has a part of type {kind!r}; only text is understood.")
+            raise ValueError(
+                f"A message has a part of type {kind!r}; only text is understood"
+                " (images with enable_multimodal)."
+            )
         texts.append(str(part["text"]))
     return "".join(texts)
+
+
+def image_of_part(part: object) -> object:
+    """The image of a part, in whatever form it has it; None if the part is none."""
+    if not isinstance(part, Mapping):
+        return None
+    if part.get("type") == "image_url":
+        address = part.get("image_url")
+        return address.get("url") if isinstance(address, Mapping) else address
+    return part.get("image") if part.get("type") == "image" else None
 
 
 def prefix_keys(messages: Messages, tools: Tools | None, context: object = None) -> list[bytes]:
@@ -54,8 +75,19 @@ def prefix_keys(messages: Messages, tools: Tools | None, context: object = None)
 def _essence(message: Message) -> list[object]:
     calls = [_essence_of_call(call) for call in message.get("tool_calls") or []]
     name = message.get("name")
-    return [message.get("role"), content_text(message).strip() if calls else content_text(message),
-            calls, name]  # fmt: skip
+    text = content_text(message, _image_key)
+    return [message.get("role"), text.strip() if calls else text, calls, name]
+
+
+def _image_key(image: object) -> str:
+    """A text that tells an image from others."""
+    if isinstance(image, Mapping):
+        image = image.get("bytes") or image.get("path")
+    raw = image if isinstance(image, bytes) else None
+    if raw is None:
+        read: Any = getattr(image, "tobytes", None)
+        raw = read() if read is not None else str(image).encode()
+    return f"<image {blake2b(raw, digest_size=16).hexdigest()}>"
 
 
 def _essence_of_call(call: Mapping[str, Any]) -> list[object]:

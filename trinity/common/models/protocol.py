@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -147,6 +150,20 @@ class SleepingEngine(InferenceEngine, Protocol):
 
     async def wake(self) -> None:
         """Sample again, with the weights that were there before."""
+        ...
+
+
+class VisionEngine(Protocol):
+    """An engine whose prompts may have images; it has the face of `InferenceEngine` besides."""
+
+    async def sample_with_images(
+        self, prompt_ids: Sequence[int], images: "Tensor", params: SamplingParams
+    ) -> list[Completion]:
+        """``params.n`` samples of a prompt.
+
+        Args:
+            images: [images, channels, height, width], in the order of their tokens in the prompt.
+        """
         ...
 
 

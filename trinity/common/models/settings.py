@@ -27,6 +27,7 @@ class ModelSettings:
         reasoning_parser: Which form of reasoning is split off the content ("qwen3" ...).
         gives_tokens: False for a model behind an outside service: its experiences hold texts,
             and one masked token each.
+        enable_multimodal: Messages may have images (`trinity.common.models.vision`).
         trust_remote_code: Run tokenizer code that comes with the model folder.
     """
 
@@ -50,6 +51,7 @@ class ModelSettings:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     gives_tokens: bool = True
+    enable_multimodal: bool = False
     trust_remote_code: bool = False
 
     @property

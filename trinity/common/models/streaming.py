@@ -4,9 +4,18 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
-from trinity.common.models.protocol import Completion, InferenceEngine, SamplingParams
+from trinity.common.models.protocol import (
+    Completion,
+    InferenceEngine,
+    SamplingParams,
+    VisionEngine,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Listener = Callable[[int, list[int]], None]
 """Gets the number of a sample and its new tokens so far."""
@@ -20,12 +29,14 @@ async def sampled(
     prompt_ids: Sequence[int],
     params: SamplingParams,
     listener: Listener | None,
+    images: "Tensor | None" = None,
 ) -> list[Completion]:
     """``engine.sample``, with ``listener`` told of its tokens as they come."""
     if listener is None:
-        return await engine.sample(prompt_ids, params)
+        return await _sample(engine, prompt_ids, params, images)
     name = uuid4().hex
-    request = asyncio.ensure_future(engine.sample(prompt_ids, replace(params, request_id=name)))
+    asked = replace(params, request_id=name)
+    request = asyncio.ensure_future(_sample(engine, prompt_ids, asked, images))
     try:
         while not request.done():
             await asyncio.wait({request}, timeout=_POLL_S)
@@ -37,6 +48,17 @@ async def sampled(
         request.cancel()
         with contextlib.suppress(BaseException):
             await request
+
+
+async def _sample(
+    engine: InferenceEngine,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    images: "Tensor | None",
+) -> list[Completion]:
+    if images is None:
+        return await engine.sample(prompt_ids, params)
+    return await cast(VisionEngine, engine).sample_with_images(prompt_ids, images, params)
 
 
 def sure_text(text: str, stops: Sequence[str], *, may_call: bool, may_reason: bool) -> str:

@@ -29,6 +29,7 @@ from trinity.common.models.sampling import default_sampling, request_seed, sampl
 from trinity.common.models.settings import ModelSettings
 from trinity.common.models.streaming import Listener, sampled
 from trinity.common.models.transcript import Prompt, Reply, TokenRow, Transcript
+from trinity.common.models.vision import PIXELS, images_in
 from trinity.utils.threads import run_sync
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ class ModelWrapper:
             row = await self._scored_row(talk, tools, temperature)
         longest = self._settings.max_model_len
         experience = experience_of_row(self._chat, row, None if longest is None else longest - 1)
+        experience.multi_modal_inputs = _media(self._pixels(talk, row.ids))
         heat = self._settings.temperature if temperature is None else temperature
         if heat:
             experience.info["temperature"] = heat
@@ -345,7 +347,13 @@ class ModelWrapper:
             return await self._text_replies(messages, tools, sampling, seed)
         prompt = self._transcript.prompt(messages, tools, template_args)
         outcome = await self._continuations(
-            prompt.row.ids, prompt.text, sampling, seed, is_api, listener
+            prompt.row.ids,
+            prompt.text,
+            sampling,
+            seed,
+            is_api,
+            listener,
+            self._pixels(messages, prompt.row.ids),
         )
         return [
             self._reply(messages, tools, template_args, prompt, experience, completion)
@@ -393,6 +401,7 @@ class ModelWrapper:
         seed: int,
         is_api: bool = False,
         listener: Listener | None = None,
+        pixels: Tensor | None = None,
     ) -> list[tuple[Experience, Completion | None]]:
         settings = self._settings.for_api() if is_api else self._settings
         params = sampling_params(settings, len(prompt_ids), sampling, seed)
@@ -404,12 +413,14 @@ class ModelWrapper:
                 (masked_experience(self._chat, prompt_ids, limit), None) for _ in range(params.n)
             ]
         completions = await self._on_engine(
-            lambda engine: sampled(engine, prompt_ids, params, listener)
+            lambda engine: sampled(engine, prompt_ids, params, listener, pixels)
         )
         experiences = [
             experience_of(self._chat, prompt_ids, prompt_text, completion, params)
             for completion in completions
         ]
+        for experience in experiences:
+            experience.multi_modal_inputs = _media(pixels)
         if self._settings.enable_history:
             self._history += experiences
         return list(zip(experiences, completions, strict=True))
@@ -422,7 +433,9 @@ class ModelWrapper:
         replies = await self._on_engine(
             lambda engine: cast(TextEngine, engine).chat(messages, tools, params)
         )
-        prompt_text = "\n".join(f"{m.get('role')}: {content_text(m)}" for m in messages)
+        prompt_text = "\n".join(
+            f"{m.get('role')}: {content_text(m, lambda image: '<image>')}" for m in messages
+        )
         outcome = []
         for reply in replies:
             experience = text_experience(prompt_text, reply, params)
@@ -472,6 +485,8 @@ class ModelWrapper:
         self, messages: Messages, tools: Tools | None, temperature: float | None
     ) -> TokenRow:
         """A conversation encoded as a whole, with the logprobs of its assistant turns."""
+        if self._chat.vision is not None and images_in(messages):
+            raise ValueError("Of conversations with images only sampled ones become experiences.")
         ids, mask, _ = mask_messages(self._chat, messages, tools)
         longest = self._settings.max_model_len
         scored = ids if longest is None else ids[: longest - 1]
@@ -484,6 +499,10 @@ class ModelWrapper:
     async def _token_logprobs(self, ids: list[int], temperature: float | None) -> list[float]:
         heat = self._settings.temperature if temperature is None else temperature
         return await self._on_engine(lambda engine: engine.logprobs(ids, heat))
+
+    def _pixels(self, messages: Messages, prompt_ids: Sequence[int]) -> Tensor | None:
+        vision = self._chat.vision
+        return None if vision is None else vision.pixels(messages, prompt_ids)
 
     def _next_seed(self) -> int:
         self._num_calls += 1
@@ -519,6 +538,10 @@ class ModelWrapper:
             finally:
                 self._load[place] -= 1
         raise ValueError("This model has no engines.")
+
+
+def _media(pixels: Tensor | None) -> dict[str, Tensor] | None:
+    return None if pixels is None else {PIXELS: pixels}
 
 
 def _too_long(length: int, limit: int) -> str:

@@ -8,6 +8,7 @@ _ENVS = "trinity.workflows.envs"
 
 _BUILT_IN = {
     "simple_workflow": "trinity.common.workflows.simple.SimpleWorkflow",
+    "simple_mm_workflow": "trinity.workflows.multi_modal.SimpleMMWorkflow",
     "math_workflow": "trinity.workflows.math.math.MathWorkflow",
     "math_boxed_workflow": "trinity.workflows.math.math.MathBoxedWorkflow",
     "math_eval_workflow": "trinity.workflows.math.math.MathEvalWorkflow",
@@ -44,6 +45,7 @@ _BUILT_IN = {
 #: Old name -> the name it stands for.
 _OLD_NAMES = {
     "async_simple_workflow": "simple_workflow",
+    "async_simple_mm_workflow": "simple_mm_workflow",
     "async_math_workflow": "math_workflow",
     "async_math_boxed_workflow": "math_boxed_workflow",
     "async_math_eval_workflow": "math_eval_workflow",

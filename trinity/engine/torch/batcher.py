@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from trinity.common.models.loading import image_features
 from trinity.common.models.protocol import FinishReason
 from trinity.engine.torch.attention import PromptTiles, StepAttention, attending
 from trinity.engine.torch.jobs import Job, SampleJob, SampleRows, ScoreJob
@@ -239,7 +240,8 @@ class Batcher:
             if load.jobs and not self._fits(more):
                 break
             self.waiting.popleft()
-            job.slot = self._prompts.open(job.tokens, is_shared=isinstance(job, SampleJob))
+            is_shared = isinstance(job, SampleJob) and job.images is None
+            job.slot = self._prompts.open(job.tokens, is_shared=is_shared)
             if job.slot is None:
                 held.append(job)
                 continue
@@ -294,7 +296,7 @@ class Batcher:
         keep = np.concatenate(wanted)
         with attending(step):
             output = self.model(
-                input_ids=self._padded(np.concatenate(tokens), self._multiple)[None],
+                **self._inputs(self._padded(np.concatenate(tokens), self._multiple), pieces),
                 position_ids=self._padded(np.concatenate(positions), self._multiple)[None],
                 use_cache=False,
                 logits_to_keep=self._padded(keep, self._multiple),
@@ -302,6 +304,25 @@ class Batcher:
         self.num_steps += 1
         self._bytes_per_token = self._bytes_per_token or self._prompts.bytes_per_token
         return padded_logits(output.logits[0, : len(keep)])
+
+    def _inputs(self, token_ids: Tensor, pieces: list[_Piece]) -> dict[str, Tensor]:
+        """The tokens of a step; as embeddings if some of them are images."""
+        place = len(self.rows)
+        embeds: Tensor | None = None
+        for piece in pieces:
+            job = piece.job
+            if isinstance(job, SampleJob) and job.images is not None:
+                if embeds is None:
+                    embeds = self.model.get_input_embeddings()(token_ids)
+                if job.image_features is None:
+                    job.image_features = image_features(self.model, job.images)
+                is_image = job.tokens == self.model.config.image_token_id
+                inside = np.flatnonzero(is_image[piece.start : piece.end])
+                before = int(is_image[: piece.start].sum())
+                found = job.image_features[before : before + len(inside)]
+                embeds[self._tensor(place + inside)] = found.to(embeds.dtype)
+            place += piece.end - piece.start
+        return {"input_ids": token_ids[None]} if embeds is None else {"inputs_embeds": embeds[None]}
 
     def _padded(self, values: np.ndarray, multiple: int) -> Tensor:
         out = np.zeros(round_up(max(len(values), 1), multiple), dtype=np.int64)

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import psutil
 import torch
+from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from trinity.common.models.adapters import add_adapter_inplace
@@ -82,6 +83,17 @@ class TorchEngine:
             ValueError: The prompt is empty or leaves no room for a new token.
         """
         self._refuse_other_adapter(adapter)
+        return await self._sample(prompt_ids, params)
+
+    async def sample_with_images(
+        self, prompt_ids: Sequence[int], images: Tensor, params: SamplingParams
+    ) -> list[Completion]:
+        """``params.n`` samples of a prompt with ``images`` [images, C, H, W]."""
+        return await self._sample(prompt_ids, params, images)
+
+    async def _sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, images: Tensor | None = None
+    ) -> list[Completion]:
         self._require_sound()
         room = self._max_model_len - len(prompt_ids)
         if not len(prompt_ids) or room < 1:
@@ -101,6 +113,7 @@ class TorchEngine:
             is_usual=not (params.stop or params.stop_token_ids or params.ignore_eos),
             has_stop_text=StopTexts(self._tokenizer, params.stop) if params.stop else None,
         )
+        job.images = images
         with self._named(params.request_id, job):
             await self._finished(job)
         return [completion for completion in job.completions if completion is not None]

@@ -78,6 +78,10 @@ class SampleJob(Job):
     ) -> None:
         super().__init__(tokens, on_done)
         self.params = params
+        self.images: Tensor | None = None
+        """[images, C, H, W] of the prompt."""
+        self.image_features: Tensor | None = None
+        """[tokens of images, D] in place of their embeddings; made by the step that needs it."""
         self.stream_keys = stream_keys
         self.max_tokens = max_tokens
         self.stop_ids = list(stop_ids)
@@ -95,7 +99,7 @@ class SampleJob(Job):
 
     def restart(self) -> None:
         super().restart()
-        self.first_logits = None
+        self.first_logits = self.image_features = None
         self.num_started = 0
         self.completions = [None] * self.params.n
 

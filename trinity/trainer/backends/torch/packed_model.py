@@ -12,8 +12,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from trinity.common.models.loading import attention_of_text, image_features
+from trinity.common.models.vision import PIXELS
 from trinity.trainer.backends.torch import attention, sequence_parallel
-from trinity.trainer.backends.torch.packing import PackedRows, TrainedTokens, pack_rows
+from trinity.trainer.backends.torch.packing import (
+    PackedImages,
+    PackedRows,
+    TrainedTokens,
+    pack_images,
+    pack_rows,
+)
 from trinity.trainer.batch import TrainBatch
 
 if TYPE_CHECKING:
@@ -55,16 +63,31 @@ class Backbone(nn.Module):
         self._decoder = [decoder]
 
     def forward(
-        self, token_ids: Tensor, position_ids: Tensor, plan: attention.AttentionPlan
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        plan: attention.AttentionPlan,
+        images: PackedImages | None = None,
     ) -> Tensor:
         """[N, D] last hidden states of a packed row."""
+        given = {"input_ids": token_ids[None]}
+        if images is not None:
+            given = {"inputs_embeds": self._embeds(token_ids, images)[None]}
         outputs = self._decoder[0](
-            input_ids=token_ids[None],
+            **given,
             position_ids=position_ids[None],
             use_cache=False,
             attention_plan=plan,
         )
         return outputs.last_hidden_state[0]
+
+    def _embeds(self, token_ids: Tensor, images: PackedImages) -> Tensor:
+        """[N, D] embeddings of the tokens, those of images by what the model sees in them."""
+        embeds = self.model.get_input_embeddings()(token_ids)
+        features = image_features(self.model, images.pixels)
+        place, piece = images.place.to(embeds.device), images.piece.to(embeds.device)
+        found: Tensor = embeds.index_put((place,), features[piece].to(embeds.dtype))
+        return found
 
 
 class PackedModel(ABC):
@@ -80,7 +103,7 @@ class PackedModel(ABC):
         self, model: PreTrainedModel, decoder: nn.Module, shares_prefixes: bool = True
     ) -> None:
         attention.register()
-        model.set_attn_implementation(attention.IMPLEMENTATION)
+        model.set_attn_implementation(attention_of_text(model.config, attention.IMPLEMENTATION))
         self.model = model
         self.shares_prefixes = shares_prefixes
         self.backbone = Backbone(model, decoder)
@@ -111,7 +134,10 @@ class PackedModel(ABC):
 
     def pack(self, batch: TrainBatch) -> PackedRows:
         """The rows of ``batch`` as one."""
-        return pack_rows(batch, self.shares_prefixes)
+        packed = pack_rows(batch, self.shares_prefixes)
+        if PIXELS in batch:
+            packed.images = pack_images(batch, packed.segments, self.model.config.image_token_id)
+        return packed
 
     def any_rank(self, flag: bool) -> bool:
         """Whether ``flag`` holds on some rank."""
@@ -142,6 +168,11 @@ class PackedModel(ABC):
         plan = attention.plan_attention(packed, device)
         token_ids, position_ids = packed.token_ids.to(device), packed.position_ids.to(device)
         sequence = self.ranks.sequence if self.ranks is not None else None
+        if packed.images is not None:
+            if sequence is not None:
+                raise ValueError("Rows with images can't be cut over ranks: set sp_size to 1.")
+            hidden_ND = self.backbone(token_ids, position_ids, plan, packed.images)
+            return hidden_ND.index_select(0, packed.source.to(device))
         run = self.backbone if sequence is None else partial(sequence.hidden, self.backbone)
         hidden_ND = run(token_ids, position_ids, plan)
         return hidden_ND.index_select(0, packed.source.to(device))

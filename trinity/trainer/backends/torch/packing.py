@@ -29,6 +29,8 @@ class Segment:
     parent: "Segment | None" = None
     offset: int = 0
     """Where it stands in the packed row."""
+    row: int = 0
+    """The first row of the batch that it is a part of."""
     depth: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,6 +52,7 @@ class PackedRows:
         segments: In the order in which they stand in the row.
         source: [M] for each trained token, the packed token whose output predicts it.
         trained: The trained tokens themselves.
+        images: What image tokens stand for; None without images.
     """
 
     token_ids: Tensor
@@ -57,6 +60,22 @@ class PackedRows:
     segments: list[Segment]
     source: Tensor
     trained: "TrainedTokens"
+    images: "PackedImages | None" = None
+
+
+@dataclass
+class PackedImages:
+    """The images of a packed row.
+
+    Args:
+        pixels: [images, C, H, W] each that is seen, once.
+        place: [K] packed tokens that stand for pieces of images.
+        piece: [K] which piece each is, counted through ``pixels``.
+    """
+
+    pixels: Tensor
+    place: Tensor
+    piece: Tensor
 
 
 @dataclass
@@ -111,6 +130,34 @@ def pack_rows(batch: TrainBatch, shares_prefixes: bool = True) -> PackedRows:
             row=_long(np.repeat(rows, [len(columns[b]) for b in rows])),
             column=_long(np.concatenate([columns[b] for b in rows])),
         ),
+    )
+
+
+def pack_images(batch: TrainBatch, segments: Sequence[Segment], image_token: int) -> PackedImages:
+    """The images of ``batch`` (its ``pixel_values``) for the image tokens of packed segments.
+
+    Tokens that rows share show the same image, so the first row's stands for all.
+    """
+    pixels = batch["pixel_values"]
+    tokens = [row.numpy() for row in batch.row_tokens()]
+    prompt_length = batch["prompt_length"].tolist()
+    rows = sorted({segment.row for segment in segments})
+    number = {row: place for place, row in enumerate(rows)}
+    places, pieces = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for segment in segments:
+        row = tokens[segment.row]
+        is_image = row == image_token
+        is_image[prompt_length[segment.row] :] = False
+        per_row = int(is_image.sum())
+        end = segment.first + len(segment.tokens)
+        inside = np.flatnonzero(is_image[segment.first : end])
+        before = int(is_image[: segment.first].sum())
+        places.append(segment.offset + inside)
+        pieces.append(number[segment.row] * per_row + before + np.arange(len(inside)))
+    return PackedImages(
+        pixels[rows].flatten(0, 1),
+        _long(np.concatenate(places)),
+        _long(np.concatenate(pieces)),
     )
 
 
@@ -184,7 +231,9 @@ def _place(leaves: dict[int, Segment], rows: Sequence[int]) -> list[Segment]:
     seen: dict[int, Segment] = {}
     for row in rows:
         for segment in leaves[row].path():
-            seen.setdefault(id(segment), segment)
+            if id(segment) not in seen:
+                seen[id(segment)] = segment
+                segment.row = row
     segments = list(seen.values())
     offset = 0
     for segment in segments:
