@@ -37,7 +37,7 @@ class FakeEngine:
     async def send_weights(self, version: int) -> WeightTicket:
         return WeightTicket(version, "memory", "", None)
 
-    async def save(self, path: str, hf: bool = False, files=None) -> None:
+    async def save(self, path: str, hf: bool = False, files=None, is_last=False) -> None:
         self.calls.append(f"save {path} hf={hf} {sorted(files)}")
 
     async def wait_saved(self) -> None:

@@ -57,7 +57,11 @@ class TrainEngine(Protocol):
         ...
 
     async def save(
-        self, path: str | Path, hf: bool = False, files: Mapping[str, str | bytes] | None = None
+        self,
+        path: str | Path,
+        hf: bool = False,
+        files: Mapping[str, str | bytes] | None = None,
+        is_last: bool = False,
     ) -> None:
         """Begin to save all that a resume needs as the folder ``path``.
 
@@ -68,6 +72,7 @@ class TrainEngine(Protocol):
             path: ``.../global_step_N``; it appears whole or not at all.
             hf: Also write the actor's weights to ``actor/huggingface``.
             files: Further small files of that folder, by name.
+            is_last: Nothing changes the state until `wait_saved`, so it need not be copied.
         """
         ...
 

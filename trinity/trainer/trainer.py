@@ -205,7 +205,7 @@ class Trainer:
         rule = self.settings.save_hf
         with_hf = rule == "always" or (rule == "last" and is_last)
         folder, files = self.checkpoints.folder(self.step), self.checkpoints.snapshot()
-        await self.engine.save(folder, hf=with_hf, files=files)
+        await self.engine.save(folder, hf=with_hf, files=files, is_last=is_last)
         self._saving = asyncio.create_task(self._complete(self.step))
         if is_last:
             await self._saved_before(is_last=True)

@@ -105,9 +105,15 @@ class TorchTrainEngine:
         ticket = await self._run(lambda: channel.send(version, self._sent_weights()))
         return replace(ticket, adapter=self._sent_adapter)
 
-    async def save(self, path: str | Path, hf: bool = False, files: Files | None = None) -> None:
+    async def save(
+        self,
+        path: str | Path,
+        hf: bool = False,
+        files: Files | None = None,
+        is_last: bool = False,
+    ) -> None:
         await self.wait_saved()
-        states = await self._run(lambda: self._states(hf))
+        states = await self._run(lambda: self._states(hf, copies=not is_last))
         self._writer.begin(Path(path), states, files or {})
 
     async def wait_saved(self) -> None:
@@ -238,22 +244,32 @@ class TorchTrainEngine:
             return weights.export()
         return merged(weights.export(), weights.model)
 
-    def _states(self, hf: bool) -> dict[str, ModelState]:
-        return {role: self._state(role, model, hf) for role, model in self._models.items()}
+    def _states(self, hf: bool, copies: bool = True) -> dict[str, ModelState]:
+        return {
+            role: self._state(role, model, hf, copies=copies)
+            for role, model in self._models.items()
+        }
 
     def _state(
-        self, role: TrainedRole, model: TrainedModel, hf: bool, rank: int = 0, world_size: int = 1
+        self,
+        role: TrainedRole,
+        model: TrainedModel,
+        hf: bool,
+        rank: int = 0,
+        world_size: int = 1,
+        copies: bool = True,
     ) -> ModelState:
         """What this process saves of a model; all ranks put together what the first one saves."""
         is_first = rank == 0
         folder = self._hf_folder(role, model, hf, is_first)
         adapter = self._adapter_folder(role, model)
-        return ModelState.copy_of(
+        return ModelState.of(
             model.optimizer,
             folder,
             rank,
             world_size,
             adapter if is_first else None,
+            copies,
         )
 
     def _adapter_folder(self, role: TrainedRole, model: TrainedModel) -> AdapterFolder | None:

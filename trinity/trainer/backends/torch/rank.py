@@ -116,10 +116,10 @@ class TorchTrainRank(TorchTrainEngine):
         finally:
             await super().close()
 
-    def _states(self, hf: bool) -> dict[str, ModelState]:
+    def _states(self, hf: bool, copies: bool = True) -> dict[str, ModelState]:
         rank, world_size = self._rank.rank, self._rank.world_size
         return {
-            role: self._state(role, model, hf, rank, world_size)
+            role: self._state(role, model, hf, rank, world_size, copies)
             for role, model in self._models.items()
         }
 

@@ -91,7 +91,13 @@ class RankGroup:
         found: list[WeightTicket] = await self._all("send_weights", version)
         return found[0]
 
-    async def save(self, path: str | Path, hf: bool = False, files: Files | None = None) -> None:
+    async def save(
+        self,
+        path: str | Path,
+        hf: bool = False,
+        files: Files | None = None,
+        is_last: bool = False,
+    ) -> None:
         await self.wait_saved()
         await self._all("hold_states", hf)
         self._saving = asyncio.create_task(self._write(path, files or {}))
@@ -126,7 +132,10 @@ class RankGroup:
         await first.begin_checkpoint(path)
         try:
             for turn in writing_turns(self._settings.save_strategy, self._hosts):
-                await asyncio.gather(*(self.ranks[number].write_part(path) for number in turn))
+                writes = [self.ranks[number].write_part(path) for number in turn]
+                for outcome in await asyncio.gather(*writes, return_exceptions=True):
+                    if isinstance(outcome, BaseException):
+                        raise outcome
             await first.finish_checkpoint(path, files)
         except BaseException:
             await first.abandon_checkpoint(path)

@@ -49,21 +49,23 @@ class ModelState:
 
     @classmethod
     @torch.no_grad()
-    def copy_of(
+    def of(
         cls,
         optimizer: MasterOptimizer,
         hf: "HuggingFaceFolder | None",
         rank: int = 0,
         world_size: int = 1,
         adapter: AdapterFolder | None = None,
+        copies: bool = True,
     ) -> "ModelState":
+        """What is to be saved now; without ``copies`` nothing may change until it is written."""
         extra = {
             "format": _FORMAT,
             "num_steps": optimizer.num_steps,
             "rng": {"cpu": torch.get_rng_state()},
         }
-        weights: Mapping[str, Tensor] = _copy(optimizer.weights.state_dict())  # type: ignore[assignment]  # a dict
-        moments: Mapping[str, object] = _copy(optimizer.state_dict())  # type: ignore[assignment]  # a dict
+        weights: Mapping[str, Tensor] = _held(optimizer.weights.state_dict(), copies)  # type: ignore[assignment]  # a dict
+        moments: Mapping[str, object] = _held(optimizer.state_dict(), copies)  # type: ignore[assignment]  # a dict
         return cls(weights, moments, extra, rank, world_size, hf, adapter)
 
     def writes(self, folder: Path) -> Iterator[Callable[[], None]]:
@@ -132,7 +134,7 @@ def load_state(optimizer: MasterOptimizer, folder: Path, weights_only: bool) -> 
         extra = reader.extra()
         moments = {name: reader.moments(name) for name in reader.moment_names()}
         optimizer.load_state_dict(moments, reader.num_steps())
-        torch.set_rng_state(extra["rng"]["cpu"])  # type: ignore[index]  # by copy_of
+        torch.set_rng_state(extra["rng"]["cpu"])  # type: ignore[index]  # by ModelState.of
 
 
 class CheckpointWriter:
@@ -210,23 +212,24 @@ def _check_same(weights: Weights, reader: ShardReader, folder: Path) -> None:
             )
 
 
-def _copy_once(value: object, copies: dict[object, object]) -> object:
-    """A copy, or the copy of a tensor that shares its memory (tied weights)."""
+def _held_once(value: object, copies: bool, known: dict[object, object]) -> object:
+    """What is held of a value, or of a tensor that shares its memory (tied weights)."""
     local = getattr(value, "_local_tensor", value)
     if not isinstance(local, Tensor) or not local.numel():
-        return _copy(value)
+        return _held(value, copies)
     key = (local.data_ptr(), local.shape)
-    if key not in copies:
-        copies[key] = _copy(value)
-    return copies[key]
+    if key not in known:
+        known[key] = _held(value, copies)
+    return known[key]
 
 
-def _copy(value: object) -> object:
+def _held(value: object, copies: bool) -> object:
+    """A value with its tensors in CPU memory, copied if they are there already and it is asked."""
     if isinstance(value, DTensor):
-        return value.detach().clone()
+        return value.detach().clone() if copies else value.detach()
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return value.detach().to("cpu", copy=copies)
     if isinstance(value, dict):
-        copies: dict[object, object] = {}
-        return {key: _copy_once(entry, copies) for key, entry in value.items()}
-    return [_copy(entry) for entry in value] if isinstance(value, list) else value
+        known: dict[object, object] = {}
+        return {key: _held_once(entry, copies, known) for key, entry in value.items()}
+    return [_held(entry, copies) for entry in value] if isinstance(value, list) else value
