@@ -78,7 +78,9 @@ async def measure(
             first = end - start
         if step >= 3:
             seconds.append((end - start, middle - start))
-    peak = torch.cuda.max_memory_allocated() / 2**30
+    free, total = torch.cuda.mem_get_info()
+    context = total - free - torch.cuda.memory_reserved()
+    peak = (torch.cuda.max_memory_allocated() + context) / 2**30
     await engine.close()
     del engine
     torch.cuda.empty_cache()
@@ -105,7 +107,7 @@ async def utilisation(compiles: bool, packs: int) -> dict[str, object]:
         "is_compiled": compiles,
         "tokens_per_second": sum(lengths_of(batch)) / found["step_s"],
         "mfu": flops / found["step_s"] / PEAK_FLOPS,
-        "estimated_gib": estimated("1.5b", 8192) / 2**30,
+        "estimated_gib": estimated("1.5b", 8192, compiles) / 2**30,
     }
 
 
@@ -118,7 +120,7 @@ async def small(compiles: bool) -> dict[str, object]:
         "is_compiled": compiles,
         "tokens_per_second": sum(lengths_of(batch)) / found["step_s"],
         "mfu": flops / found["step_s"] / PEAK_FLOPS,
-        "estimated_gib": estimated("0.6b", 16384) / 2**30,
+        "estimated_gib": estimated("0.6b", 16384, compiles) / 2**30,
     }
 
 
@@ -138,7 +140,7 @@ async def shared(compiles: bool) -> dict[str, object]:
     }
 
 
-def estimated(shape: str, max_tokens: int) -> float:
+def estimated(shape: str, max_tokens: int, compiles: bool) -> float:
     """Bytes that `trinity explain` foresees for this trainer on one GPU."""
     from trinity.common.config import Config, derive
 
@@ -149,7 +151,7 @@ def estimated(shape: str, max_tokens: int) -> float:
         "mode": "train",
         "cluster": {"node_num": 1, "gpu_per_node": 1},
         "model": {"model_path": path, "max_model_len": 1024, "max_response_tokens": 896},
-        "trainer": {"max_token_len_per_gpu": max_tokens},
+        "trainer": {"max_token_len_per_gpu": max_tokens, "use_torch_compile": compiles},
         "algorithm": {"algorithm_type": "grpo"},
         "buffer": {"train_batch_size": 8, "batch_size": 1},
     }

@@ -17,6 +17,7 @@ from trinity.common.config.training import PartSettings, training_settings
 from trinity.common.constants import EngineType
 
 _LOGIT_CHUNKS = 3 * 32 * 2**20
+_GPU_LOGITS = 2**30  # at a time
 _CONTEXT = 600 * 2**20
 _ADAM_BYTES = 8
 _MASTER_BYTES = 4
@@ -52,8 +53,9 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
         layer = (shape.parameters - shape.vocabulary * shape.hidden) / shape.layers
         gathered = (2 * layer + shape.vocabulary * shape.hidden) * width
         parts.append(Part("gathered layers", gathered, "two layers and the embedding, whole"))
-    parts.append(_activations(config, shape, settings.actor, width))
-    parts.append(Part("logits in chunks", _LOGIT_CHUNKS, "3 chunks of 32 MiB"))
+    compiled = is_compiled(config, shards)
+    parts.append(_activations(config, shape, settings.actor, width, compiled))
+    parts.append(_logits(config, shape, micro_batch_tokens(config, settings.actor), width))
     if config.cluster.gpu_per_node:
         parts.append(Part("CUDA and libraries", _CONTEXT, "about"))
     return parts
@@ -89,9 +91,27 @@ def lora_parameters(config: Config, shape: ModelShape) -> int:
     return shape.layers * rank * ends
 
 
-def _activations(config: Config, shape: ModelShape, settings: PartSettings, width: int) -> Part:
+def _logits(config: Config, shape: ModelShape, tokens: int, width: int) -> Part:
+    if not config.cluster.gpu_per_node:
+        return Part("logits in chunks", _LOGIT_CHUNKS, "3 chunks of 32 MiB")
+    most = min(tokens, max(_GPU_LOGITS // shape.vocabulary, 1))
+    gradient = shape.vocabulary * shape.hidden * width
+    how = f"of {most:,} tokens, and the gradient of their weight"
+    return Part("logits in chunks", most * shape.vocabulary * width + gradient, how)
+
+
+def is_compiled(config: Config, shards: int) -> bool:
+    """Whether layers are compiled, which keeps less of them for the backward pass."""
+    asked = config.trainer.use_torch_compile
+    is_whole = shards == 1 and not config.model.lora_configs
+    return config.cluster.gpu_per_node > 0 and (is_whole if asked is None else asked)
+
+
+def _activations(
+    config: Config, shape: ModelShape, settings: PartSettings, width: int, compiled: bool
+) -> Part:
     tokens = micro_batch_tokens(config, settings)
-    layer = layer_activation_bytes(shape, width)
+    layer = layer_activation_bytes(shape, width, compiled)
     if settings.gradient_checkpointing:
         kept = shape.layers * shape.hidden * width + layer
         how = f"{tokens:,} tokens, one layer at a time"
@@ -110,12 +130,15 @@ def micro_batch_tokens(config: Config, settings: PartSettings) -> int:
     return (settings.train.max_rows or 1) * longest // shares
 
 
-def layer_activation_bytes(shape: ModelShape, width: int) -> int:
+def layer_activation_bytes(shape: ModelShape, width: int, compiled: bool = False) -> int:
     """Bytes that one layer keeps of one token for the backward pass.
 
     Two norms (the input in float32 and the output), queries, keys, values and the attention's
-    output before and after rotation, and the four tensors of a gated MLP.
+    output before and after rotation, and the four tensors of a gated MLP. A compiled layer computes
+    what is cheap again: it keeps inputs and outputs of the norms, of attention and of the matrices.
     """
+    if compiled:
+        return width * (4 * shape.hidden + 2 * shape.query + 2 * shape.kv + 3 * shape.mlp)
     norms = 2 * (4 + 2 * width) * shape.hidden
     attention = width * (2 * shape.query + 3 * shape.kv)
     return norms + attention + 4 * width * shape.mlp
