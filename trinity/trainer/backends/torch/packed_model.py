@@ -85,6 +85,11 @@ class Backbone(nn.Module):
         """[N, D] embeddings of the tokens, those of images by what the model sees in them."""
         embeds = self.model.get_input_embeddings()(token_ids)
         features = image_features(self.model, images.pixels)
+        if len(features) != images.num_pieces:
+            raise ValueError(
+                f"The images have {len(features)} tokens, but the prompts {images.num_pieces}: all "
+                "images of a row must be in its first prompt."
+            )
         place, piece = images.place.to(embeds.device), images.piece.to(embeds.device)
         found: Tensor = embeds.index_put((place,), features[piece].to(embeds.dtype))
         return found

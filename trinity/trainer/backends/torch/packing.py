@@ -71,11 +71,13 @@ class PackedImages:
         pixels: [images, C, H, W] each that is seen, once.
         place: [K] packed tokens that stand for pieces of images.
         piece: [K] which piece each is, counted through ``pixels``.
+        num_pieces: Pieces there must be in all.
     """
 
     pixels: Tensor
     place: Tensor
     piece: Tensor
+    num_pieces: int
 
 
 @dataclass
@@ -144,6 +146,7 @@ def pack_images(batch: TrainBatch, segments: Sequence[Segment], image_token: int
     rows = sorted({segment.row for segment in segments})
     number = {row: place for place, row in enumerate(rows)}
     places, pieces = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    per_row = 0
     for segment in segments:
         row = tokens[segment.row]
         is_image = row == image_token
@@ -158,6 +161,7 @@ def pack_images(batch: TrainBatch, segments: Sequence[Segment], image_token: int
         pixels[rows].flatten(0, 1),
         _long(np.concatenate(places)),
         _long(np.concatenate(pieces)),
+        len(rows) * per_row,
     )
 
 

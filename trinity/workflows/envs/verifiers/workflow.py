@@ -32,7 +32,7 @@ class VerifiersWorkflow(Workflow):
     role has ``runtime: {type: subprocess}`` and talks from this process, unless the taskset brings
     a harness; what else the environment starts, such as tool servers, is up to the package (it uses
     `uv`). `workflow_args.merge_turns` (True): turns of one conversation are one row.
-    Needs `explorer.rollout_model.enable_history: true`.
+    Needs `enable_history: true` and `enable_openai_api: true` in `explorer.rollout_model`.
     """
 
     is_async: ClassVar[bool] = True
