@@ -33,7 +33,7 @@ types: $(VENV)/.dev
 
 # Data-Juicer in an environment of its own: it pins an older dill.
 test-data:
-	PYTHON=$(PYTHON) scripts/install.sh .venv-data data dev
+	PYTHON=$(PYTHON) scripts/install.sh .venv-data data api dev
 	.venv-data/bin/python -m pytest tests/service -q
 
 # AgentScope and verifiers pin different versions of their protocol package: one environment each.

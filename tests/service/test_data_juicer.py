@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.buffer.samples import experience, tasks_of
+from tests.common.models.toy import tokenizer
 from trinity.buffer.operators import EXPERIENCE_OPERATORS
 from trinity.buffer.operators.mappers import RewardShapingMapper
 from trinity.buffer.pipelines.task import run_task_pipeline
@@ -23,6 +24,10 @@ from trinity.buffer.rows import open_rows
 from trinity.common.config.data_processor import TaskPipelineConfig
 from trinity.common.config.service import DataJuicerServiceConfig
 from trinity.common.errors import DeadlineError
+from trinity.common.models import ModelSettings, ModelWrapper
+from trinity.common.models.api import ApiServer
+from trinity.common.models.fake import FakeEngine
+from trinity.common.models.protocol import Completion
 from trinity.service.data_juicer.client import DataJuicerClient, DataJuicerError, process_of
 from trinity.service.data_juicer.operator import DataJuicerOperator
 from trinity.service.data_juicer.process import PYTHON_ENV, DataJuicerService
@@ -275,3 +280,41 @@ async def test_an_llm_operator_asks_an_openai_server(service: DataJuicerService)
     server.shutdown()
     assert [row["id"] for row in kept] == [1, 2, 4, 5]
     assert all(row["stats"]["llm_difficulty_score"] == 1.0 for row in kept)
+
+
+class JudgeEngine(FakeEngine):
+    """Samples what `ChatServer` answers, as tokens."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.tokenizer = tokenizer()
+
+    async def sample(self, prompt_ids, params, adapter=None):
+        score = 5 if "two friends" in self.tokenizer.decode(list(prompt_ids)) else 1
+        names = "linguistic_complexity conceptual_depth prior_knowledge step_complexity ambiguity"
+        verdict = {"dimension_scores": dict.fromkeys(names.split(), score), "flags": ["x"]}
+        text = json.dumps(verdict | {"rationale": "because"})
+        ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        return [Completion(ids, [-1.0] * len(ids), "stop", [0] * len(ids))]
+
+
+@needs_data_juicer
+@pytest.mark.slow
+async def test_an_llm_operator_asks_our_own_server(service: DataJuicerService):
+    pytest.importorskip("openai")
+    pytest.importorskip("fastapi")
+    engine = JudgeEngine()
+    model = ModelWrapper(engine, ModelSettings("judge", name="judge"), engine.tokenizer)
+    server = ApiServer()
+    server.start({"": model})
+    arguments = {
+        "api_or_hf_model": "judge",
+        "min_score": 0.5,
+        "input_keys": ["question", "answer"],
+        "field_names": ["Question", "Answer"],
+        "model_params": {"base_url": f"{server.address}/v1", "api_key": server.api_key},
+    }
+    client = DataJuicerClient(service.url, [{"llm_difficulty_score_filter": arguments}])
+    kept, _ = await client.process_rows(questions(6))
+    server.stop()
+    assert [row["id"] for row in kept] == [1, 2, 4, 5]
