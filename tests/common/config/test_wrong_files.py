@@ -47,6 +47,20 @@ def lines(*extra: str) -> str:
 
 
 WRONG = [
+    Wrong(
+        "images in an engine that sees none",
+        {f"{ROLLOUT}.enable_multimodal": True, f"{ROLLOUT}.engine_type": "vllm"},
+        f"{ROLLOUT}.enable_multimodal",
+        "`engine_type: torch`",
+        {f"{ROLLOUT}.enable_multimodal": DROP},
+    ),
+    Wrong(
+        "images in a data set of answers",
+        {**SFT, EXPERIENCES: {"path": "/data/sft", "format": {"image_key": "picture"}}},
+        f"{EXPERIENCES}.format.image_key",
+        "Remove it",
+        SFT,
+    ),
     # Typos
     Wrong("section", {"trainr": {"save_interval": 5}}, "trainr", "`trainer`", {"trainr": DROP}),
     Wrong(

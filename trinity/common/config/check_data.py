@@ -176,6 +176,17 @@ def _auxiliary_buffers(case: Case) -> Iterator[Problem]:
             yield Problem(key, "A further data set needs its path.", "Add `path: ...` to it.")
 
 
+def _data_sets_without_images(case: Case) -> Iterator[Problem]:
+    inputs = case.config.buffer.trainer_input
+    buffers = {EXPERIENCES: inputs.experience_buffer} if inputs.experience_buffer else {}
+    for name, buffer in inputs.auxiliary_buffers.items():
+        buffers[f"buffer.trainer_input.auxiliary_buffers.{name}"] = buffer
+    for key, buffer in buffers.items():
+        if buffer.format.image_key:
+            message = "Images are read in tasks; a data set of answers is text only."
+            yield case.problem(f"{key}.format.image_key", message, "Remove it.")
+
+
 def _pipelines(case: Case) -> Iterator[Problem]:
     key = "data_processor.experience_pipeline.operators"
     operators = case.config.data_processor.experience_pipeline.operators
@@ -200,5 +211,6 @@ DATA_CHECKS: tuple[Check, ...] = (
     _batch,
     _experience_buffer,
     _auxiliary_buffers,
+    _data_sets_without_images,
     _pipelines,
 )

@@ -130,6 +130,23 @@ def _embedded(case: Case, key: str, model: InferenceModelConfig) -> Iterator[Pro
             yield case.problem(f"{key}.{name}", message, fix)
 
 
+def _images(case: Case) -> Iterator[Problem]:
+    """Which parts see images: the embedded engine, services, and the trainer on PyTorch."""
+    for key, model in _models(case).items():
+        if not model.enable_multimodal:
+            continue
+        if model.engine_type not in (EngineType.TORCH, EngineType.OPENAI):
+            message = f"The engine `{model.engine_type}` is given no images yet."
+            fix = "Remove it, or set `engine_type: torch`."
+            yield case.problem(f"{key}.enable_multimodal", message, fix)
+    config = case.config
+    is_trained = config.mode.trains and config.explorer.rollout_model.enable_multimodal
+    if is_trained and config.trainer.trainer_type != "torch":
+        key = "explorer.rollout_model.enable_multimodal"
+        message = f"`trainer_type: {config.trainer.trainer_type}` trains on texts only."
+        yield case.problem(key, message, "Remove it, or set `trainer.trainer_type: torch`.")
+
+
 def _rollout_engine(case: Case) -> Iterator[Problem]:
     engine = case.config.explorer.rollout_model.engine_type
     key = "explorer.rollout_model.engine_type"
@@ -178,6 +195,7 @@ MODEL_CHECKS: tuple[Check, ...] = (
     _lora_engines,
     _external,
     _engines,
+    _images,
     _rollout_engine,
     _auxiliary,
     _min_running,
