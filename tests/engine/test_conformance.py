@@ -183,6 +183,22 @@ async def test_cancelled_requests_free_their_place(kind, engine):
     assert len(await engine.sample(prompt(5), SamplingParams(max_tokens=2, seed=0))) == 1
 
 
+async def test_tokens_are_known_while_they_come(kind, engine):
+    engine = await engine()
+    params = SamplingParams(n=2, max_tokens=300, ignore_eos=True, seed=1, request_id="r")
+    task = asyncio.create_task(engine.sample(prompt(9), params))
+    seen = []
+    while not task.done():
+        await asyncio.sleep(0.02)
+        seen.append(await engine.partial("r"))
+    whole = [completion.token_ids for completion in await task]
+    growing = [found for found in seen if found and found[0]]
+    assert len(growing) > 2 and len(growing[0][0]) < 300
+    for found in growing:
+        assert [ids[: len(part)] for ids, part in zip(whole, found, strict=True)] == found
+    assert await engine.partial("r") == []
+
+
 async def test_unicode_and_special_tokens_go_through_a_wrapper(kind, folder, engine):
     model = ModelWrapper(await engine(), ModelSettings(folder, max_response_tokens=5))
     text = "数 é 🙂 <|im_end|> \n\n the"

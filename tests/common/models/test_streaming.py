@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.common.models.toy import model_folder, tokenizer
+from tests.common.models.toy import tokenizer
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.api import ApiServer
 from trinity.common.models.fake import FakeEngine
-from trinity.common.models.protocol import SamplingParams
 from trinity.common.models.streaming import sure_text
-from trinity.engine.torch import TorchEngine, TorchEngineSettings
 
 ASK = [{"role": "user", "content": "What is the sum?"}]
 CALL = 'let me see\n<tool_call>\n{"name": "find", "arguments": {"q": "é"}}\n</tool_call>'
@@ -146,21 +144,3 @@ def test_what_is_shown_stays(text, stops, may_call):
         assert later.startswith(earlier)
     cuts = [text.find(stop) for stop in stops if stop in text]
     assert text[: min(cuts, default=len(text))].startswith(shown[-1])
-
-
-async def test_the_torch_engine_tells_its_tokens(tmp_path):
-    engine = TorchEngine(TorchEngineSettings(model_folder(tmp_path), dtype="float32"))
-    await engine.prepare()
-    params = SamplingParams(n=2, max_tokens=400, ignore_eos=True, seed=1, request_id="r")
-    task = asyncio.create_task(engine.sample([5, 6], params))
-    seen = []
-    while not task.done():
-        await asyncio.sleep(0.02)
-        seen.append(await engine.partial("r"))
-    whole = [completion.token_ids for completion in await task]
-    growing = [found for found in seen if found and found[0]]
-    assert len(growing) > 3 and len(growing[0][0]) < 400
-    for found in growing:
-        assert [ids[: len(part)] for ids, part in zip(whole, found, strict=True)] == found
-    assert await engine.partial("r") == []
-    await engine.close()
