@@ -16,10 +16,12 @@ from trinity.algorithm.advantage_fn.base import AdvantageFn, GroupAdvantage
 from trinity.common.config import Config, derive
 from trinity.common.experience import EID, Experience
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
+from trinity.trainer.backends.torch.settings import CriticSettings
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.loss import Objective
 from trinity.trainer.preparation import Preparation
 from trinity.trainer.update import Updater
+from trinity.trainer.value_loss import ValueObjective
 
 STEPS = 3
 ROLLOUTS = 8
@@ -39,15 +41,6 @@ class EndlessReader:
 
     def load_state_dict(self, state: dict) -> None:
         pass
-
-
-class WithValues(TorchTrainEngine):
-    """The engine with a critic that finds every token worth 0."""
-
-    async def forward(self, batch, which="actor", entropy=False):
-        if which == "critic":
-            return {"values": torch.zeros(batch["action_mask"].shape)}
-        return await super().forward(batch, which=which, entropy=entropy)
 
 
 def rollouts() -> list[Experience]:
@@ -111,20 +104,32 @@ def trainer_parts(config: Config, engine: TorchTrainEngine) -> tuple[Preparation
         advantage_fn=advantage,
         needs_reference=objective.needs_reference,
         has_critic="values" in requires,
+        needs_entropy="entropy" in requires,
     )
-    return preparation, Updater(engine, objective)
+    value_objective = ValueObjective() if "values" in requires else None
+    return preparation, Updater(engine, objective, value_objective)
+
+
+def reads(config: Config, column: str) -> bool:
+    name = config.algorithm.advantage_fn
+    return bool(name) and column in getattr(ADVANTAGE_FN.get(name), "requires", ())
 
 
 @pytest.mark.filterwarnings("ignore:GSPO is defined")
-@pytest.mark.parametrize("name", ALGORITHM_TYPE.names())
+@pytest.mark.parametrize("name", [*ALGORITHM_TYPE.names(), "clipb", "clipv"])
 async def test_three_steps(tmp_path, name):
-    algorithm = ALGORITHM_TYPE.get(name)
-    config, _ = derive(Config.model_validate({"algorithm": {"algorithm_type": name}}))
+    given = {"algorithm_type": name}
+    if name.startswith("clip"):
+        given = {"algorithm_type": "grpo_verl", "advantage_fn": name}
+    algorithm = ALGORITHM_TYPE.get(given["algorithm_type"])
+    config, _ = derive(Config.model_validate({"algorithm": given}))
     exps = with_advantages(config, DATA[algorithm.schema]())
     strategy = SAMPLE_STRATEGY.get(config.algorithm.sample_strategy or "default")(
         EndlessReader(exps), ROLLOUTS, {"sft_dataset": EndlessReader(answers())}
     )
-    engine = WithValues(settings(model_folder(tmp_path / "model")))
+    folder = model_folder(tmp_path / "model")
+    critic = CriticSettings(folder) if reads(config, "values") else None
+    engine = TorchTrainEngine(settings(folder, critic=critic, scores_entropy=reads(config, "necs")))
     await engine.prepare()
     before = {
         n: m.detach().clone() for n, m in engine._trained("actor").optimizer.weights.masters.items()
@@ -135,6 +140,7 @@ async def test_three_steps(tmp_path, name):
         metrics: dict[str, float] = {}
         batch = await preparation.complete(TrainBatch.from_experiences(sample), metrics)
         await updater.update(batch, step, metrics)
+        assert critic is None or metrics["critic/grad_norm"] > 0
         assert math.isfinite(metrics["actor/final_loss"]) and metrics["actor/grad_norm"] > 0
         assert all(math.isfinite(value) for value in metrics.values()), metrics
     after = engine._trained("actor").optimizer.weights.masters

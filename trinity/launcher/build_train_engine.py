@@ -102,6 +102,7 @@ def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
         dtype=trainer.dtype,
         seed=config.seed,
         temperature=model.temperature,
+        scores_entropy=reads(config, "necs"),
         optimizer=_optimizer(part, updates),
         micro_batches=_rule(part.train),
         forward_micro_batches=_rule(part.forward),
@@ -156,7 +157,7 @@ def _rule(limit: BatchLimit) -> MicroBatchRule:
 def _critic(plan: RunPlan, updates: int | None) -> CriticSettings | None:
     """The value model of an algorithm that reads values; None for the others."""
     config = plan.config
-    if not reads_values(config):
+    if not reads(config, "values"):
         return None
     part = training_settings(config).critic
     return CriticSettings(
@@ -187,10 +188,10 @@ def _optimizer(part: PartSettings, updates: int | None) -> OptimizerSettings:
     )
 
 
-def reads_values(config: Config) -> bool:
-    """Whether the algorithm needs a critic's values."""
+def reads(config: Config, column: str) -> bool:
+    """Whether the advantage is computed in the trainer from this column, such as ``values``."""
     advantage = trainer_advantage(config)
-    return advantage is not None and "values" in advantage.requires
+    return advantage is not None and column in advantage.requires
 
 
 def trainer_advantage(config: Config) -> AdvantageFn | None:

@@ -10,7 +10,7 @@ from trinity.launcher.buffers import Buffers
 from trinity.launcher.build_train_engine import (
     build_engine,
     num_ranks,
-    reads_values,
+    reads,
     trainer_advantage,
 )
 from trinity.launcher.job import JobCheckpoints
@@ -129,7 +129,7 @@ def _preparation(config: Config, engine: TrainEngine, objective: Objective) -> P
         advantage_fn=advantage,
         kl_penalty_fn=penalty if has_penalty else None,
         needs_reference=objective.needs_reference or has_penalty,
-        has_critic=reads_values(config),
+        has_critic=reads(config, "values"),
         recomputes_old_logprobs=not algorithm.bypass_old_logprobs,
         needs_entropy="entropy" in requires,
         correction=RolloutCorrection(**correction).of_batch if correction else None,
@@ -141,7 +141,7 @@ def _updater(config: Config, engine: TrainEngine, objective: Objective) -> Updat
     return Updater(
         engine,
         objective,
-        ValueObjective(settings.critic_cliprange_value) if reads_values(config) else None,
+        ValueObjective(settings.critic_cliprange_value) if reads(config, "values") else None,
         epochs=settings.epochs,
         shuffle=settings.shuffle,
         critic_warmup=config.trainer.critic_warmup,

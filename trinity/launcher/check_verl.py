@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from trinity.common.constants import TrainerStrategy
 from trinity.common.errors import Problem
+from trinity.launcher.build_train_engine import reads
 from trinity.launcher.plan import RunPlan
 from trinity.trainer.backends.verl.compat import can_pack, megatron_problem
 
@@ -17,6 +18,10 @@ def verl_problems(plan: RunPlan) -> Iterator[Problem]:
     if plan.config.model.lora_configs:
         message = "Adapters are trained by the built-in trainer only."
         yield Problem("model.lora_configs", message, "Set `trainer_type: torch`.")
+    if reads(plan.config, "necs"):
+        message = "clipv reads a sum over the vocabulary that veRL's engines do not give."
+        fix = "Set it to `clipb`, or use `trainer_type: torch`."
+        yield Problem("algorithm.advantage_fn", message, fix, "clipv")
     size = trainer.ulysses_sequence_parallel_size
     if size > 1 and not (trainer.use_remove_padding and can_pack(plan.device)):
         message = (

@@ -70,7 +70,8 @@ class Preparation:
             metrics["training/rollout_probs_diff_std"] = float(diff.std(correction=0))
         batch = batch.with_columns(rollout_log_probs=rollout)
         if self.needs_entropy:
-            batch = batch.with_columns(entropy=found["entropy"])
+            given = {name: found[name] for name in ("entropy", "necs") if name in found}
+            batch = batch.with_columns(**given)
         if self.recomputes_old_logprobs or self.correction is not None:
             batch = batch.with_columns(old_logprob=found["logprob"])
         if self.correction is not None:

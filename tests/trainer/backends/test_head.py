@@ -14,6 +14,20 @@ def plain(hidden, weight, target, temperature, spec):
     return log_p.gather(1, target[:, None]).squeeze(1), entropy
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_expected_entropy_scores_equal_their_sum(monkeypatch, softcap):
+    monkeypatch.setattr(head, "_CHUNK_ELEMENTS", 97 * 7)
+    spec = HeadSpec(scale=2.0, softcap=softcap)
+    hidden, weight, temperature = torch.randn(25, 16), torch.randn(97, 16), torch.rand(25) + 0.5
+    target = torch.arange(97).repeat_interleave(25)
+    rows = torch.arange(25).repeat(97)
+    found = plain(hidden[rows], weight, target, temperature[rows], spec)
+    log_p, entropy = (part.view(97, 25) for part in found)
+    wanted = (log_p.exp() ** 2 * (entropy + log_p)).sum(0)
+    found = head.expected_entropy_scores(hidden, weight, temperature, spec)
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("chunk", [10**9, 97 * 7])
 @pytest.mark.parametrize(
     "spec",

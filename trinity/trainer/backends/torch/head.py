@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trinity.algorithm.advantage_fn.entropy_clip import expected_entropy_score
 from trinity.trainer.backends.torch import head_kernels
 
 #: Logits of a chunk, for the matrix products: 50 MB in bfloat16 ...
@@ -56,6 +57,24 @@ def token_logprobs(
         logprob [M] and entropy [M] (zeros unless ``spec.wants_entropy``).
     """
     return _TokenLogprobs.apply(hidden, weight, target, temperature, spec)
+
+
+@torch.no_grad()
+def expected_entropy_scores(
+    hidden: Tensor, weight: Tensor, temperature: Tensor, spec: HeadSpec
+) -> Tensor:
+    """[M] ``sum_i p_i^2 (H + log p_i)`` of each distribution: what CLIP_V calls ``necs``.
+
+    Arguments as of `token_logprobs`; without gradient.
+    """
+    scores = hidden.new_empty(len(hidden), dtype=torch.float32)
+    divisor = temperature * spec.scale
+    for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
+        raw_CV = hidden[chunk] @ weight.t()
+        for part, own in _parts(chunk, len(weight)):
+            logits, _ = _logits(raw_CV[own], divisor[part], spec)
+            scores[part] = expected_entropy_score(logits)
+    return scores
 
 
 def max_chunk(vocabulary: int, device: torch.device) -> int:

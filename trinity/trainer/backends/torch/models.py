@@ -50,7 +50,9 @@ class Placement:
         model, is_random = self._causal_lm()
         if settings.adapter is not None:
             add_adapter_inplace(model, settings.adapter)
-        packed = Policy(model, settings.temperature, settings.shares_prefixes)
+        packed = Policy(
+            model, settings.temperature, settings.shares_prefixes, settings.scores_entropy
+        )
         optimizer = self._trained(
             packed,
             settings.optimizer,

@@ -4,27 +4,38 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trinity.trainer.backends.torch.head import HeadSpec, max_chunk, token_logprobs
+from trinity.trainer.backends.torch.head import (
+    HeadSpec,
+    expected_entropy_scores,
+    max_chunk,
+    token_logprobs,
+)
 from trinity.trainer.backends.torch.packed_model import PackedModel, TokenOutputs, check_width
 from trinity.trainer.backends.torch.packing import TrainedTokens
 from trinity.trainer.batch import TrainBatch
 
 
 class Policy(PackedModel):
-    """Gives ``logprob`` and, if asked, ``entropy``.
+    """Gives ``logprob`` and, if asked, ``entropy`` and ``necs`` (`expected_entropy_scores`).
 
     Args:
         model: A causal model of transformers, on its device.
         temperature: Of the sampling distribution; rows with a ``temperature`` column of their own
             come first. 0, greedy sampling, counts as 1.
         shares_prefixes: Compute what rows of a group begin with alike once.
+        scores_entropy: Give ``necs`` beside the entropy, where no gradient is wanted.
     """
 
     def __init__(
-        self, model: PreTrainedModel, temperature: float = 1.0, shares_prefixes: bool = True
+        self,
+        model: PreTrainedModel,
+        temperature: float = 1.0,
+        shares_prefixes: bool = True,
+        scores_entropy: bool = False,
     ) -> None:
         super().__init__(model, model.get_decoder(), shares_prefixes)
         self._temperature = temperature
+        self._scores_entropy = scores_entropy
         self._scale, self._softcap = _logit_rule(model)
         if getattr(model.get_output_embeddings(), "bias", None) is not None:
             raise ValueError(
@@ -50,6 +61,8 @@ class Policy(PackedModel):
         target = trained.target.to(hidden.device)
         logprob, entropies = token_logprobs(hidden, self._weight, target, temperature, spec)
         values = {"logprob": logprob} | ({"entropy": entropies} if entropy else {})
+        if entropy and self._scores_entropy and not torch.is_grad_enabled():
+            values["necs"] = expected_entropy_scores(hidden, self._weight, temperature, spec)
         return TokenOutputs(trained, values)
 
     def _temperatures(self, batch: TrainBatch, row: Tensor) -> Tensor:

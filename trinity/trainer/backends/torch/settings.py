@@ -43,6 +43,7 @@ class TorchEngineSettings:
         dtype: What models compute in: "bfloat16" or "float32". Masters are float32 in both.
         seed: Of random weights, where the folder has none, and of the engine's random numbers.
         temperature: Of the distribution that samples come from; logprobs are taken there.
+        scores_entropy: Give ``necs`` with the entropies of a forward pass, as `clipv` reads it.
         optimizer: The actor's.
         micro_batches: Size of a micro-batch with gradient.
         forward_micro_batches: Size of one without; None: the same.
@@ -74,6 +75,7 @@ class TorchEngineSettings:
     dtype: str = "bfloat16"
     seed: int = 42
     temperature: float = 1.0
+    scores_entropy: bool = False
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     micro_batches: MicroBatchRule = field(default_factory=MicroBatchRule)
     forward_micro_batches: MicroBatchRule | None = None
