@@ -8,6 +8,7 @@ from tests.common.models.toy import TEMPLATES, model_folder, tokenizer
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.fake import FakeEngine
 from trinity.engine.torch import TorchEngine, TorchEngineSettings
+from trinity.utils.actor import ProcessRestarted
 
 ASK = [{"role": "user", "content": "What is the sum?"}]
 
@@ -254,3 +255,27 @@ async def test_a_conversation_that_is_too_long_is_cut_and_marked():
     assert found.truncate_status == "prompt_truncated" and not found.action_mask.any()
     with pytest.raises(ValueError, match="no assistant"):
         await model.convert_messages_to_experience_async(ASK)
+
+
+async def test_requests_wait_for_an_engine_that_is_started_again():
+    class Restarting(FakeEngine):
+        failures = 2
+
+        async def sample(self, prompt_ids, params, adapter=None):
+            self.failures -= 1
+            if self.failures >= 0:
+                raise ProcessRestarted("not ready")
+            return await super().sample(prompt_ids, params)
+
+    made = tokenizer()
+    engine = Restarting([[*made.encode("four"), made.eos_token_id]], end_ids=[made.eos_token_id])
+    model = ModelWrapper(engine, ModelSettings("toy", enable_history=True), made)
+    model.begin_run(5)
+    [found] = await model.chat_async([{"role": "user", "content": "2+2?"}])
+    assert found.response_text == "four" and len(engine.params) == 1
+    assert len(model.extract_experience_from_history()) == 1
+    engine.failures = -1
+    again = ModelWrapper(FakeEngine([[5]]), ModelSettings("toy", enable_history=True), made)
+    again.begin_run(5)
+    await again.chat_async([{"role": "user", "content": "2+2?"}])
+    assert again._engines[0].params[0].seed == engine.params[0].seed
