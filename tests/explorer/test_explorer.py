@@ -106,12 +106,17 @@ class Scene:
     """An explorer among fakes, and a trainer that publishes a version for each written step."""
 
     def __init__(
-        self, steps: int = 3, schedule: SyncSchedule | None = None, lies: bool = False, **settings
+        self,
+        steps: int = 3,
+        schedule: SyncSchedule | None = None,
+        lies: bool = False,
+        engine: FakeEngine | None = None,
+        **settings,
     ) -> None:
         self.events: list[str] = []
         self.reports: list[tuple[str, int, dict]] = []
         self.board = VersionBoard()
-        self.engine = FakeEngine(lies)
+        self.engine = engine or FakeEngine(lies)
         self.scheduler = FakeScheduler()
         self.sink = FakeSink(self.events)
         self.explorer = Explorer(
@@ -226,3 +231,31 @@ async def test_a_run_in_which_every_task_fails_ends_with_the_cause():
     scene.scheduler.collect = collect
     with pytest.raises(RuntimeError, match=r"3 steps in a row.*no such tool"):
         await scene.explorer.run()
+
+
+class SleepyEngine(FakeEngine):
+    """Notes when it sleeps, and refuses to sleep twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+
+    async def sleep(self) -> None:
+        assert self.log[-1:] != ["sleep"]
+        self.log.append("sleep")
+
+    async def wake(self) -> None:
+        self.log.append("wake")
+
+    async def load_weights(self, ticket: WeightTicket) -> str:
+        self.log.append(f"load {ticket.version}")
+        return await super().load_weights(ticket)
+
+
+async def test_engines_that_share_the_trainers_gpu_sleep_until_its_weights_are_there():
+    engine = SleepyEngine()
+    scene = Scene(2, engine=engine, shares_gpus=True)
+    await scene.run_with_trainer(2)
+    turns = [event for event in engine.log if event != "wake"]
+    assert turns[:4] == ["sleep", "load 1", "sleep", "load 2"]
+    assert engine.log[-1] == "wake"
