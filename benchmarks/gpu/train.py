@@ -70,6 +70,7 @@ async def measure(
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         await engine.forward_backward(batch, PPO)
+        torch.cuda.synchronize()
         middle = time.perf_counter()
         await engine.optim_step()
         torch.cuda.synchronize()

@@ -85,9 +85,14 @@ def _channel(plan: RunPlan) -> WeightChannel | None:
     if plan.is_colocated:
         return IPCChannel()
     if sync.sync_method is SyncMethod.NCCL:
-        is_live = num_ranks(plan) == 1 and config.trainer.trainer_type is TrainerType.TORCH
-        engines = config.explorer.rollout_model.engine_num
-        return NCCLChannel(engines, is_live, sync.group_name, sync.sync_timeout)
+        is_ours = config.trainer.trainer_type is TrainerType.TORCH
+        return NCCLChannel(
+            config.explorer.rollout_model.engine_num,
+            is_live=is_ours and num_ranks(plan) == 1,
+            group=sync.group_name,
+            timeout_s=sync.sync_timeout,
+            copies=not is_ours,
+        )
     if sync.sync_method is SyncMethod.MEMORY:
         return MemoryChannel()
     return CheckpointChannel(plan.job.weights)

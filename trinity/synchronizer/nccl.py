@@ -62,7 +62,9 @@ class NCCLChannel:
 
     Args:
         num_engines: Engines that ask for each version.
-        is_live: What is sent are the model's own weights, which the next step changes.
+        is_live: What is sent are the model's own weights; `before_change` is called before the
+            next step changes them.
+        copies: Send copies: nobody calls `before_change`, and the weights may be the model's own.
         group: First part of the groups' names.
         timeout_s: How long one end waits for the other.
     """
@@ -76,7 +78,9 @@ class NCCLChannel:
         group: str = "weights",
         timeout_s: float = 600,
         bucket_bytes: int = _BUCKET_BYTES,
+        copies: bool = False,
     ) -> None:
+        self._copies = copies
         self._num_engines = num_engines
         self._is_live = is_live
         self._group = group
@@ -86,7 +90,7 @@ class NCCLChannel:
 
     def send(self, version: int, weights: NamedTensors) -> WeightTicket:
         """Offer the weights to whoever asks; returns at once."""
-        named = list(weights)
+        named = [(name, t.clone() if self._copies else t) for name, t in weights]
         if self._sender is None:
             device = named[0][1].device
             self._sender = _Sender(device, self._group, self._timeout_s, self._bucket_bytes)
