@@ -22,7 +22,7 @@ test-vllm: $(VLLM_VENV)/.vllm
 	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest tests/engine/test_conformance.py tests/engine/vllm -k vllm
 
 test-verl: $(VERL_VENV)/.verl
-	$(VERL_VENV)/bin/python -m pytest tests/trainer tests/checkpoint
+	$(VERL_VENV)/bin/python -m pytest --timeout 900 tests/trainer tests/checkpoint
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

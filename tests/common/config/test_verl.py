@@ -126,6 +126,23 @@ def test_bad_values_are_named(tmp_path, key, value):
     assert problems[0].fix
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "fix"),
+    [
+        ("actor_rollout_ref.actor.optim.optimizer", "SGD", None),
+        ("actor_rollout_ref.actor.fsdp_config.use_orig_params", True, None),
+        ("actor_rollout_ref.model.use_liger", True, None),
+        ("actor_rollout_ref.actor.fsdp_config.fsdp_sise", 2, "fsdp_config.fsdp_size"),
+        ("critic.ppo_epochs", 4, "make both alike"),
+        ("critic.checkpoint.save_contents", ["model"], "Remove it"),
+    ],
+)
+def test_verls_backend_takes_keys_of_verl_and_refuses_slips(tmp_path, key, value, fix):
+    edits = {f"trainer.trainer_config.{key}": value, "trainer.trainer_type": "verl"}
+    problems = validate_file(write(tmp_path, with_edits(edits))).problems
+    assert [fix in problem.fix for problem in problems] == [True] * (fix is not None)
+
+
 NOT_COMPARED = {"synchronizer.sync_timeout", "synchronizer.sync_offset"}
 """The page sets the offset to 1 in its files, and to 0 in its text on matching veRL."""
 

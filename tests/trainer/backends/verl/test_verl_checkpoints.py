@@ -65,7 +65,7 @@ async def test_a_run_changes_its_trainer_type_and_back(tmp_path, world_size, tie
         torch.testing.assert_close(weight, weights[name])
 
 
-async def test_ranks_of_veRL_may_be_fewer_afterwards(tmp_path):
+async def test_ranks_of_verl_may_be_fewer_afterwards(tmp_path):
     given = settings(model_folder(tmp_path / "model"))
     async with verl_engine(given, 2) as engine:
         await grpo(engine, range(2))
@@ -78,7 +78,7 @@ async def test_ranks_of_veRL_may_be_fewer_afterwards(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-async def test_shards_that_veRL_itself_wrote(tmp_path, world_size):
+async def test_shards_that_verl_itself_wrote(tmp_path, world_size):
     given = settings(model_folder(tmp_path / "model"))
     path = tmp_path / "job" / "global_step_2"
     with rank_group(for_verl(given), world_size, WithVerlsOwnFiles) as group:

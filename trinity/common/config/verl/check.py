@@ -65,7 +65,7 @@ def _unlisted(key: str, value: Any, is_torch: bool) -> Iterator[Problem]:
     if key in IMPORTS and IMPORTS[key].ours:
         yield _problem(key, "This is set elsewhere.", f"Set `{IMPORTS[key].ours}` instead.", value)
         return
-    close = nearest(key, VERL_KEYS, cutoff=0.8)
+    close = nearest(key, VERL_KEYS, cutoff=0.8) if is_torch else _misspelled(key)
     if close:
         fix = f"Did you mean `{close}`?"
     elif key.startswith("actor_rollout_ref.rollout."):
@@ -76,6 +76,17 @@ def _unlisted(key: str, value: Any, is_torch: bool) -> Iterator[Problem]:
         yield _problem(key, "The torch backend has no such setting.", fix, value)
     elif close or key.startswith("actor_rollout_ref.rollout."):
         yield _problem(key, "This key of veRL has no effect here.", fix, value)
+
+
+def _misspelled(key: str) -> str | None:
+    """The key of the table that is the same but for a slip in its last word.
+
+    veRL has many keys that the table has not, so others are left for veRL's own classes to judge.
+    """
+    parent, _, name = key.rpartition(".")
+    siblings = [k.rpartition(".")[2] for k in VERL_KEYS if k.rpartition(".")[0] == parent]
+    close = nearest(name, siblings, cutoff=0.8)
+    return f"{parent}.{close}" if close else None
 
 
 def _own(case: Case, entry: VerlKey, value: Any) -> Iterator[Problem]:
