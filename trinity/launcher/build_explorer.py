@@ -271,9 +271,11 @@ def model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings
     )
     given = {name: getattr(model, name) for name in names}
     path = model.model_path or config.model.model_path
+    adapter = adapter_settings(config) if model.enable_lora else None
     return ModelSettings(
         model_path=path,
         name=model.name or path,
         gives_tokens=model.engine_type is not EngineType.OPENAI,
+        adapter=None if adapter is None else adapter.name,
         **{name: value for name, value in given.items() if value is not None},
     )

@@ -279,3 +279,10 @@ async def test_requests_wait_for_an_engine_that_is_started_again():
     again.begin_run(5)
     await again.chat_async([{"role": "user", "content": "2+2?"}])
     assert again._engines[0].params[0].seed == engine.params[0].seed
+
+
+async def test_the_adapter_of_a_model_is_named():
+    with_one, _ = wrapper(adapter="lora")
+    without, _ = wrapper()
+    assert with_one.get_lora_request() == "lora"
+    assert await without.get_lora_request_async() is None

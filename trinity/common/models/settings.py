@@ -27,6 +27,7 @@ class ModelSettings:
         reasoning_parser: Which form of reasoning is split off the content ("qwen3" ...).
         gives_tokens: False for a model behind an outside service: its experiences hold texts,
             and one masked token each.
+        adapter: Name of the low-rank adapter that every request goes through; None: there is none.
         enable_multimodal: Messages may have images (`trinity.common.models.vision`).
         trust_remote_code: Run tokenizer code that comes with the model folder.
     """
@@ -52,6 +53,7 @@ class ModelSettings:
     reasoning_parser: str | None = None
     gives_tokens: bool = True
     enable_multimodal: bool = False
+    adapter: str | None = None
     trust_remote_code: bool = False
 
     @property

@@ -258,6 +258,14 @@ class ModelWrapper:
     def model_config(self) -> ModelSettings:
         return self._settings
 
+    def get_lora_request(self) -> str | None:
+        """Name of the adapter that the requests of this model go through; None without one."""
+        return self._settings.adapter
+
+    async def get_lora_request_async(self) -> str | None:
+        """`get_lora_request` for async code."""
+        return self.get_lora_request()
+
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self._chat.tokenizer
