@@ -2,10 +2,12 @@
 
     OMP_NUM_THREADS=2 python benchmarks/cpu_train.py --model /path/to/SmolLM2-135M
 
-8 prompts x 8 samples, prompts of 45 tokens, answers of 32, bfloat16, a PPO loss over the answers.
+8 prompts x 8 samples, prompts of 45 tokens, bfloat16, a PPO loss over the answers. These have 32
+tokens, or with ``--shortest 4`` any number from 4 to 32, as samples of a model do.
 The padded way runs whole sequences through the model, 16 rows at a time, with logits of every
 token. Each contender has a process of its own, and its first pass is left out of the times.
-Memory is the process's highest resident size. The last line printed is the result as JSON.
+Memory is the process's highest resident size. Beside other work on the cores, look at
+``times_padded_cpu``, which is by CPU time. The last line printed is the result as JSON.
 """
 
 import argparse
@@ -16,17 +18,22 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 NUM_PROMPTS, NUM_SAMPLES, PROMPT, ANSWER = 8, 8, 45, 32
 ROWS = NUM_PROMPTS * NUM_SAMPLES
 PADDED_ROWS = 16
+KINDS = ("seconds", "cpu_seconds")
 
 
-def random_batch(vocabulary: int, seed: int = 0):
-    """Groups that share a prompt, their answers random."""
+def random_batch(vocabulary: int, shortest: int, seed: int = 0):
+    """Groups that share a prompt, their answers random, of ``shortest`` to 32 tokens."""
     from trinity.common.experience import EID, Experience
     from trinity.trainer.batch import TrainBatch
 
@@ -39,61 +46,79 @@ def random_batch(vocabulary: int, seed: int = 0):
     for task in range(NUM_PROMPTS):
         prompt = ids(PROMPT)
         for run in range(NUM_SAMPLES):
+            answer = int(torch.randint(shortest, ANSWER + 1, (1,), generator=generator))
             rows.append(
                 Experience(
                     eid=EID(batch=0, task=task, run=run),
-                    tokens=torch.cat([prompt, ids(ANSWER)]),
+                    tokens=torch.cat([prompt, ids(answer)]),
                     prompt_length=PROMPT,
-                    logprobs=torch.full((ANSWER,), -10.0),
-                    advantages=torch.randn(1, generator=generator).expand(ANSWER),
+                    logprobs=torch.full((answer,), -10.0),
+                    advantages=torch.randn(1, generator=generator).expand(answer),
                     reward=0.0,
                 )
             )
     return TrainBatch.from_experiences(rows)
 
 
-async def with_trinity(model: str, passes: int, threads: int) -> list[float]:
+@dataclass
+class Passes:
+    """Seconds of each pass: on the clock, and of all cores together."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        start, cpu_start = time.perf_counter(), time.process_time()
+        yield
+        self.seconds.append(time.perf_counter() - start)
+        self.cpu_seconds.append(time.process_time() - cpu_start)
+
+
+async def with_trinity(options: argparse.Namespace) -> Passes:
     from trinity.trainer.backends.torch.engine import TorchTrainEngine
     from trinity.trainer.backends.torch.microbatch import MicroBatchRule
     from trinity.trainer.backends.torch.settings import TorchEngineSettings
     from trinity.trainer.loss import Objective
 
     rule = MicroBatchRule(max_tokens=NUM_PROMPTS * (PROMPT + NUM_SAMPLES * ANSWER) // 8)
-    settings = TorchEngineSettings(model, "bfloat16", micro_batches=rule, num_threads=threads)
+    settings = TorchEngineSettings(
+        options.model, "bfloat16", micro_batches=rule, num_threads=options.threads
+    )
     engine = TorchTrainEngine(settings)
     await engine.prepare()
-    batch = random_batch(vocabulary_of(model))
-    seconds = []
-    for _ in range(passes):
-        start = time.perf_counter()
-        await engine.forward_backward(batch, Objective.from_names("ppo"))
-        seconds.append(time.perf_counter() - start)
+    batch = random_batch(vocabulary_of(options.model), options.shortest)
+    found = Passes()
+    for _ in range(options.passes):
+        with found.timed():
+            await engine.forward_backward(batch, Objective.from_names("ppo"))
     await engine.close()
-    return seconds
+    return found
 
 
-def padded(model_path: str, passes: int, threads: int) -> list[float]:
+def padded(options: argparse.Namespace) -> Passes:
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)
-    batch = random_batch(vocabulary_of(model_path))
-    tokens = torch.stack([row.long() for row in batch.row_tokens()])
-    old, advantages = batch["old_logprob"], batch["advantages"]
-    seconds = []
-    for _ in range(passes):
-        start = time.perf_counter()
-        model.zero_grad(set_to_none=True)
-        for rows in torch.arange(ROWS).split(PADDED_ROWS):
-            logits = model(tokens[rows], attention_mask=torch.ones_like(tokens[rows])).logits
-            log_p = logits[:, PROMPT - 1 : -1].float().log_softmax(-1)
-            logprob = log_p.gather(2, tokens[rows, PROMPT:, None])[..., 0]
-            ratio = (logprob - old[rows]).exp()
-            clipped = ratio.clamp(0.8, 1.2) * advantages[rows]
-            loss = -torch.minimum(ratio * advantages[rows], clipped).sum() / (ROWS * ANSWER)
-            loss.backward()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+    torch.set_num_threads(options.threads)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16)
+    batch = random_batch(vocabulary_of(options.model), options.shortest)
+    tokens = pad_sequence([row.long() for row in batch.row_tokens()], batch_first=True)
+    attended = torch.arange(tokens.shape[1]) < batch.lengths[:, None]
+    old, advantages = batch["old_logprob"], batch["advantages"]  # 0 where there is no token
+    num_trained = batch.num_trained_tokens
+    found = Passes()
+    for _ in range(options.passes):
+        with found.timed():
+            model.zero_grad(set_to_none=True)
+            for rows in torch.arange(ROWS).split(PADDED_ROWS):
+                logits = model(tokens[rows], attention_mask=attended[rows].long()).logits
+                log_p = logits[:, PROMPT - 1 : -1].float().log_softmax(-1)
+                logprob = log_p.gather(2, tokens[rows, PROMPT:, None])[..., 0]
+                ratio = (logprob - old[rows]).exp()
+                clipped = ratio.clamp(0.8, 1.2) * advantages[rows]
+                loss = -torch.minimum(ratio * advantages[rows], clipped).sum() / num_trained
+                loss.backward()
+    return found
 
 
 def vocabulary_of(model: str) -> int:
@@ -102,27 +127,25 @@ def vocabulary_of(model: str) -> int:
 
 def contend(name: str, options: argparse.Namespace) -> None:
     """Run one contender in this process and print what it took."""
-    if name == "trinity":
-        seconds = asyncio.run(with_trinity(options.model, options.passes, options.threads))
-    else:
-        seconds = padded(options.model, options.passes, options.threads)
+    found = asyncio.run(with_trinity(options)) if name == "trinity" else padded(options)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "peak_memory_mb": peak_mb}))
+    print(json.dumps({**asdict(found), "peak_memory_mb": peak_mb}))
 
 
-def measure(name: str, options: argparse.Namespace) -> tuple[float, float]:
-    """Samples a second and peak memory in MB of a contender, in a process of its own."""
+def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float]:
+    """Samples a second by clock and by CPU time, and peak memory in MB, in an own process."""
     command = [
         *(sys.executable, __file__, "--model", options.model, "--contender", name),
         *("--passes", str(options.passes), "--threads", str(options.threads)),
+        *("--shortest", str(options.shortest)),
     ]
     threads = {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "PASSIVE"}  # as in runs
     environment = {**os.environ, **threads}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    later = found["seconds"][1:]
+    clock, cpu = (ROWS * (options.passes - 1) / sum(found[k][1:]) for k in KINDS)
     print(f"{name}: {', '.join(f'{s:.2f}' for s in found['seconds'])} s a pass", flush=True)
-    return ROWS * len(later) / sum(later), found["peak_memory_mb"]
+    return clock, cpu, found["peak_memory_mb"]
 
 
 def main() -> None:
@@ -130,17 +153,21 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of SmolLM2-135M")
     parser.add_argument("--passes", type=int, default=3, help="passes of each, at least 2")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--shortest", type=int, default=ANSWER, help="tokens of an answer, at least"
+    )
     parser.add_argument("--contender", choices=["trinity", "padded"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
         contend(options.contender, options)
         return
-    ours, ours_mb = measure("trinity", options)
-    theirs, theirs_mb = measure("padded", options)
+    ours, ours_cpu, ours_mb = measure("trinity", options)
+    theirs, theirs_cpu, theirs_mb = measure("padded", options)
     figures = {
         "trinity_samples_per_second": round(ours, 3),
         "padded_samples_per_second": round(theirs, 3),
         "times_padded": round(ours / theirs, 3),
+        "times_padded_cpu": round(ours_cpu / theirs_cpu, 3),
         "trinity_peak_memory_mb": round(ours_mb, 1),
         "padded_peak_memory_mb": round(theirs_mb, 1),
         "memory_of_padded": round(ours_mb / theirs_mb, 3),
