@@ -71,7 +71,7 @@ class AttentionBlock:
     _bias: dict[object, Tensor] = field(default_factory=dict)
 
     def bias(self, num_repeats: int, window: int | None, like: Tensor) -> Tensor:
-        """[S, 1, M, L]: 0 where a query sees a key, -inf elsewhere; typed and placed as ``like``."""
+        """[S, 1, M, L]: 0 where a query sees a key, -inf elsewhere; as ``like`` is."""
         dtype, device = like.dtype, like.device
         cached = self._bias.get((num_repeats, window, dtype))
         if cached is not None:
