@@ -55,6 +55,17 @@ WRONG = [
         {f"{ROLLOUT}.enable_multimodal": DROP},
     ),
     Wrong(
+        "images for a critic",
+        {
+            f"{ROLLOUT}.enable_multimodal": True,
+            "algorithm": {"algorithm_type": "ppo"},
+            f"{ROLLOUT}.engine_type": "torch",
+        },
+        f"{ROLLOUT}.enable_multimodal",
+        "without a critic",
+        {f"{ROLLOUT}.enable_multimodal": DROP},
+    ),
+    Wrong(
         "images in a data set of answers",
         {**SFT, EXPERIENCES: {"path": "/data/sft", "format": {"image_key": "picture"}}},
         f"{EXPERIENCES}.format.image_key",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity.common.config.case import Case, Check
+from trinity.common.config.derive import needs_critic
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode
 from trinity.common.errors import Problem
@@ -141,8 +142,12 @@ def _images(case: Case) -> Iterator[Problem]:
             yield case.problem(f"{key}.enable_multimodal", message, fix)
     config = case.config
     is_trained = config.mode.trains and config.explorer.rollout_model.enable_multimodal
+    key = "explorer.rollout_model.enable_multimodal"
+    if is_trained and needs_critic(config):
+        message = "A critic reads texts only."
+        fix = "Remove it, or take an algorithm without a critic, such as `grpo`."
+        yield case.problem(key, message, fix)
     if is_trained and config.trainer.trainer_type != "torch":
-        key = "explorer.rollout_model.enable_multimodal"
         message = f"`trainer_type: {config.trainer.trainer_type}` trains on texts only."
         yield case.problem(key, message, "Remove it, or set `trainer.trainer_type: torch`.")
 
