@@ -50,7 +50,7 @@ $(VENV)/.core: pyproject.toml scripts/install.sh
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	scripts/install.sh $(VENV) dev gym api
+	scripts/install.sh $(VENV) dev gym api vision
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.core
