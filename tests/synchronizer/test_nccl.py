@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,3 +92,13 @@ def test_a_wrong_bit_on_the_way_is_noticed(channel, tmp_path):
     request = ask(ticket.payload, "spoilt", 1)
     with pytest.raises(RuntimeError, match="digest"):
         receiver.receive(ticket.payload, request, "spoilt", spoil)
+
+
+def test_an_engine_that_asks_and_dies_keeps_nobody_waiting():
+    channel = NCCLChannel(2, is_live=True, timeout_s=1.5, bucket_bytes=1000)
+    sent = weights(1)
+    ticket = channel.send(1, sent.items())
+    ask(ticket.payload, "dead", 1)
+    [(delivery, found)] = fetch(replace(ticket.payload, timeout_s=20), receivers(), "alive")
+    assert delivery.version == 1 and is_same(found, sent)
+    channel.close()

@@ -28,6 +28,9 @@ from trinity.trainer.update import Updater
 from trinity.trainer.value_loss import ValueObjective
 from trinity.utils.log import get_logger
 
+_PEER_TIMEOUT_S = 120.0
+"""Seconds that one end of a transfer waits for the other to answer."""
+
 
 def build(
     plan: RunPlan,
@@ -90,7 +93,7 @@ def _channel(plan: RunPlan) -> WeightChannel | None:
             config.explorer.rollout_model.engine_num,
             is_live=is_ours and num_ranks(plan) == 1,
             group=sync.group_name,
-            timeout_s=sync.sync_timeout,
+            timeout_s=min(sync.sync_timeout, _PEER_TIMEOUT_S),
             copies=not is_ours,
         )
     if sync.sync_method is SyncMethod.MEMORY:

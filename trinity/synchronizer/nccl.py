@@ -12,6 +12,7 @@ waits for a transfer under way, and puts a copy aside if an engine has not asked
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ Load = Callable[[Sequence[tuple[str, Tensor]]], None]
 
 _BUCKET_BYTES = 256 * 2**20
 _POLL_S = 0.5
+_SPIN_S = 0.0005
 _TRAINER = 0  # rank of the trainer in every group
 
 
@@ -268,6 +270,8 @@ class _Link:
         self, store: Any, name: str, rank: int, size: int, device: torch.device, timeout_s: float
     ) -> None:
         self._device = device
+        self._name = name
+        self._timeout_s = timeout_s
         self._group = _process_group(dist.PrefixStore(name, store), rank, size, device, timeout_s)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._buffers: list[Tensor] = []
@@ -281,6 +285,7 @@ class _Link:
                 torch._foreach_copy_(slots, [next(tensors) for _ in bucket.slots])
                 self._broadcast(buffer)
                 digest.add(f"bucket {number}", buffer)
+            self._wait()
             return digest.hexdigest()
 
     def receive(self, buckets: Sequence[Bucket], load: Load) -> str:
@@ -291,7 +296,24 @@ class _Link:
                 self._broadcast(buffer)
                 load([(slot.name, slot.of(buffer)) for slot in bucket.slots])
                 digest.add(f"bucket {number}", buffer)
+            self._wait()
             return digest.hexdigest()
+
+    def _wait(self) -> None:
+        """Wait until the GPU has done all this, but no longer than the deadline.
+
+        Raises:
+            TimeoutError: The other end died or hangs; the group is of no use any more.
+        """
+        end = time.monotonic() + self._timeout_s
+        while self._stream is not None and not self._stream.query():
+            if time.monotonic() > end:
+                self._group.abort()
+                raise TimeoutError(
+                    f"Weights of {self._name} did not get through within {self._timeout_s:.0f} s: "
+                    "the other end died or hangs."
+                )
+            time.sleep(_SPIN_S)
 
     def _through(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor]]:
         """Each bucket with the buffer that it goes through, one after the other."""
@@ -309,7 +331,7 @@ class _Link:
 
     @contextmanager
     def _on_stream(self, ready: Any) -> Iterator[None]:
-        """Within, this link's own stream, which begins after ``ready``; at the end all is done."""
+        """Within, this link's own stream, which begins after ``ready``."""
         if self._stream is None:
             yield
             return
@@ -319,7 +341,6 @@ class _Link:
             else:
                 self._stream.wait_event(ready)
             yield
-        self._stream.synchronize()
 
 
 def _process_group(store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
@@ -328,7 +349,7 @@ def _process_group(store: Any, rank: int, size: int, device: torch.device, timeo
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, rank, size, timeout)
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
+    options._timeout = 2 * timeout  # past our own deadline NCCL would end the process
     with torch.cuda.device(device):
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
