@@ -19,7 +19,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 HERE = Path(__file__).parent
 DIGITS, PICKED = 6, 4
-NUM_TRAIN, NUM_EVAL, NUM_SFT, NUM_PAIRS = 20_000, 200, 1_000, 4_000
+NUM_TRAIN, NUM_EVAL, NUM_SFT = 20_000, 200, 1_000
 SPECIAL = ["<pad>", "<s>", "<|end|>", "<|user|>", "<|assistant|>", "<unk>"]
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -68,19 +68,6 @@ def tasks(sets: list[tuple[str, ...]], rng: random.Random) -> Iterator[dict[str,
         yield {"question": "".join(digits), "answer": answer}
 
 
-def pairs(rows: Iterator[dict[str, str]], rng: random.Random) -> Iterator[dict[str, str]]:
-    """To each task a right answer and a wrong one: out of order, or a digit it does not show."""
-    for row in rows:
-        wrong = list(row["answer"])
-        if rng.random() < 0.5:
-            left, right = rng.sample(range(PICKED), 2)
-            wrong[left], wrong[right] = wrong[right], wrong[left]
-        else:
-            others = sorted(set("0123456789") - set(row["question"]))
-            wrong[rng.randrange(PICKED)] = rng.choice(others)
-        yield {"question": row["question"], "chosen": row["answer"], "rejected": "".join(wrong)}
-
-
 def write_rows(path: Path, rows: Iterator[dict[str, str]], count: int, is_unique: bool) -> None:
     """The first ``count`` tasks as JSON lines, without a question twice if ``is_unique``."""
     seen: set[str] = set()
@@ -108,7 +95,6 @@ def main() -> None:
     write_rows(data / "train.jsonl", tasks(seen, rng), NUM_TRAIN, is_unique=True)
     write_rows(data / "eval.jsonl", tasks(unseen, rng), NUM_EVAL, is_unique=True)
     write_rows(data / "sft.jsonl", tasks(seen, rng), NUM_SFT, is_unique=False)
-    write_rows(data / "pairs.jsonl", pairs(tasks(seen, rng), rng), NUM_PAIRS, is_unique=False)
     print(f"Model and {NUM_TRAIN} tasks are in {options.folder}.")
 
 

@@ -202,6 +202,11 @@ def test_data_sets_of_experiences_are_checked_too(tmp_path: Path):
     [problem] = check_experience_buffer(config)
     assert problem.key == "format.response_key"
     config.format.response_key = "a"
+    [problem] = check_experience_buffer(config)
+    assert all(
+        f"train.jsonl, line {line}, 'a': of type int" in problem.message for line in (1, 2, 3)
+    )
+    config.format.response_key = "q"
     assert check_experience_buffer(config) == []
     queue = ExperienceBufferConfig(
         storage_type="queue", replay_buffer={"enable": True, "priority_fn": "linear_decoy"}

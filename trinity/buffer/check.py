@@ -5,7 +5,6 @@ from collections.abc import Callable
 from trinity.buffer.rows import DataError, open_rows
 from trinity.buffer.rows.check import refuse_missing_columns, usable_rows
 from trinity.buffer.schema import FORMATTER
-from trinity.buffer.schema.messages import value_of
 from trinity.buffer.schema.task import TaskFormatter
 from trinity.buffer.selector import SELECTORS
 from trinity.buffer.storage.priority import PRIORITY_FUNC
@@ -49,14 +48,9 @@ def _check_dataset(config: ExperienceBufferConfig) -> None:
     if not config.path:
         raise DataError("The data set has no path. Give a file, a folder or a hub name.")
     rows = open_rows(config.path, split=config.split, subset=config.subset_name)
-    keys = FORMATTER.get(config.schema_type or "sft").required_keys(config.format)
-    refuse_missing_columns(rows, keys, config.path)
-
-    def check(row: dict[str, object]) -> None:
-        for key in keys.values():
-            value_of(row, key)
-
-    usable_rows(rows, check, config.on_bad_row, _QUICK_ROWS)
+    kind = FORMATTER.get(config.schema_type or "sft")
+    refuse_missing_columns(rows, kind.required_keys(config.format), config.path)
+    usable_rows(rows, lambda row: kind.check(row, config.format), config.on_bad_row, _QUICK_ROWS)
 
 
 def _problems(

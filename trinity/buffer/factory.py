@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 from trinity.buffer.reader.dataset import DatasetReader
 from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.rows import DataError, open_rows
-from trinity.buffer.rows.check import refuse_missing_columns
+from trinity.buffer.rows.check import refuse_missing_columns, usable_rows
 from trinity.buffer.schema import FORMATTER
 from trinity.buffer.selector import SELECTORS, DataSource
 from trinity.buffer.storage.journal import Journal, JsonlJournal
@@ -112,6 +112,7 @@ def _dataset_reader(
     )
     kind = FORMATTER.get(config.schema_type or "sft")
     refuse_missing_columns(rows, kind.required_keys(config.format), config.path)
+    rows, _ = usable_rows(rows, lambda row: kind.check(row, config.format), config.on_bad_row)
     tokenizer = _tokenizer(tokenizer_path, trust_remote_code) if tokenizer_path else None
     epochs = config.total_epochs or 1
     return DatasetReader(

@@ -146,7 +146,7 @@ class RunPlan:
             ("auxiliary model", _engine_text(model), self._where(model, self.gpus.auxiliary))
             for model in explorer.auxiliary_models
         ]
-        runners = f"{self.num_runners} processes with {self.slots} slots each"
+        runners = f"processes: {self.num_runners}, slots of each: {self.slots}"
         return [*rows, ("workflows", runners, "CPU")]
 
     def _trainer_rows(self) -> list[tuple[str, str, str]]:
@@ -160,7 +160,7 @@ class RunPlan:
         rows = [("trainer", f"{kind}, {config.trainer.dtype}", where)]
         if config.mode.pairs:
             sync = config.synchronizer
-            every = f"every {sync.sync_interval} steps, offset {sync.sync_offset}"
+            every = f"interval {sync.sync_interval}, offset {sync.sync_offset}"
             rows.append(("weights", f"{sync.sync_method}, {sync.sync_style}, {every}", ""))
         return rows
 

@@ -132,7 +132,9 @@ class Screen:
         values, name = (stage.rewards, "reward") if stage.rewards else (stage.losses, "loss")
         rows: list[RenderableType] = [Text(self._line() if stage.steps else self._waiting())]
         if self._total:
-            rows.append(ProgressBar(total=self._total, completed=stage.steps, width=_WIDTH + 8))
+            bar = Table.grid()  # a bar by itself does not end its line
+            bar.add_row(ProgressBar(total=self._total, completed=stage.steps, width=_WIDTH + 8))
+            rows.append(bar)
         if values:
             chart = Text(f"{name:<7} ")
             chart.append(sparkline(values), style="green")

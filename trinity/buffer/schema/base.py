@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trinity.buffer.rows import Row
 from trinity.buffer.rows.check import RowFault
+from trinity.buffer.schema.messages import value_of
 from trinity.common.config.buffer import FormatConfig
 from trinity.common.experience import Experience, Messages
 from trinity.common.models.chat import ChatFormat
@@ -45,6 +46,12 @@ class ExperienceFormatter(ABC):
     @abstractmethod
     def required_keys(cls, config: FormatConfig) -> dict[str, str]:
         """Columns that every row must have: the config's key for it -> its name."""
+
+    @classmethod
+    def check(cls, row: Row, config: FormatConfig) -> None:
+        """`RowFault` for what is wrong with a row whatever the tokenizer: here, a missing value."""
+        for key in cls.required_keys(config).values():
+            value_of(row, key)
 
     @abstractmethod
     def format(self, row: Row) -> Experience:

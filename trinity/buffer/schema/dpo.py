@@ -22,8 +22,12 @@ class DPOFormatter(ExperienceFormatter):
         is_messages = config.prompt_type is PromptType.MESSAGES
         return answers if is_messages else {"prompt_key": config.prompt_key, **answers}
 
+    @classmethod
+    def check(cls, row: Row, config: FormatConfig) -> None:
+        _dialogues(row, config)
+
     def format(self, row: Row) -> Experience:
-        prompt, chosen, rejected = self._dialogues(row)
+        prompt, chosen, rejected = _dialogues(row, self.config)
         tools = tools_of(row, self.config.tools_key)
         prompt_ids = self.prompt_ids(prompt, tools)
         chosen_ids = self.dialogue_ids([*prompt, *chosen], tools)
@@ -43,34 +47,34 @@ class DPOFormatter(ExperienceFormatter):
             prompt_text=self.chat.decode(prompt_ids[:length]),
         )
 
-    def _dialogues(self, row: Row) -> tuple[Messages, Messages, Messages]:
-        config = self.config
-        if config.prompt_type is PromptType.PLAINTEXT:
-            prompt = prompt_messages(row, config)
-            chosen, rejected = _text(row, config.chosen_key), _text(row, config.rejected_key)
-            return prompt, chosen, rejected
-        chosen, rejected = _answer(row, config.chosen_key), _answer(row, config.rejected_key)
-        prompt = self._prompt(row, chosen, rejected)
-        shared = len(prompt)
-        if chosen[:shared] == prompt and rejected[:shared] == prompt:
-            chosen, rejected = chosen[shared:], rejected[shared:]
-        if not chosen or not rejected:
-            raise RowFault(config.chosen_key if not chosen else config.rejected_key, "empty")
-        return prompt, chosen, rejected
 
-    def _prompt(self, row: Row, chosen: Messages, rejected: Messages) -> Messages:
-        try:
-            lookup(row, self.config.messages_key)
-        except KeyError:
-            shared = 0
-            while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-                shared += 1
-            if not shared:
-                raise RowFault(
-                    self.config.messages_key, "missing, and the answers don't share a question"
-                ) from None
-            return chosen[:shared]
-        return messages_of(row, self.config.messages_key)
+def _dialogues(row: Row, config: FormatConfig) -> tuple[Messages, Messages, Messages]:
+    """The question, the chosen answer and the rejected one."""
+    if config.prompt_type is PromptType.PLAINTEXT:
+        prompt = prompt_messages(row, config)
+        chosen, rejected = _text(row, config.chosen_key), _text(row, config.rejected_key)
+        return prompt, chosen, rejected
+    chosen, rejected = _answer(row, config.chosen_key), _answer(row, config.rejected_key)
+    prompt = _prompt(row, config.messages_key, chosen, rejected)
+    shared = len(prompt)
+    if chosen[:shared] == prompt and rejected[:shared] == prompt:
+        chosen, rejected = chosen[shared:], rejected[shared:]
+    if not chosen or not rejected:
+        raise RowFault(config.chosen_key if not chosen else config.rejected_key, "empty")
+    return prompt, chosen, rejected
+
+
+def _prompt(row: Row, key: str, chosen: Messages, rejected: Messages) -> Messages:
+    try:
+        lookup(row, key)
+    except KeyError:
+        shared = 0
+        while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+            shared += 1
+        if not shared:
+            raise RowFault(key, "missing, and the answers don't share a question") from None
+        return chosen[:shared]
+    return messages_of(row, key)
 
 
 def _answer(row: Row, key: str) -> Messages:

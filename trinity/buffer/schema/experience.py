@@ -22,6 +22,10 @@ class SavedExperienceFormatter:
     def required_keys(cls, config: FormatConfig) -> dict[str, str]:
         return {}
 
+    @classmethod
+    def check(cls, row: Row, config: FormatConfig) -> None:
+        cls().format(row)
+
     def format(self, row: Row) -> Experience:
         payload = row.get(PAYLOAD_KEY)
         if isinstance(payload, str):

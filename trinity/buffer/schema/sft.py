@@ -27,14 +27,14 @@ class SFTFormatter(ExperienceFormatter):
             return {"messages_key": config.messages_key}
         return {"prompt_key": config.prompt_key, "response_key": config.response_key}
 
+    @classmethod
+    def check(cls, row: Row, config: FormatConfig) -> None:
+        _dialogue(row, config)
+
     def format(self, row: Row) -> Experience:
         is_messages = self.config.prompt_type is PromptType.MESSAGES
         key = self.config.messages_key if is_messages else self.config.response_key
-        if is_messages:
-            messages = messages_of(row, key)
-        else:
-            answer: dict[str, object] = {"role": "assistant", "content": text_of(row, key)}
-            messages = [*prompt_messages(row, self.config), answer]
+        messages = _dialogue(row, self.config)
         tools = tools_of(row, self.config.tools_key)
         if is_messages and self.config.enable_concatenated_multi_turn:
             return self._multi_turn(messages, tools, key)
@@ -85,6 +85,10 @@ class CPTFormatter(ExperienceFormatter):
     def required_keys(cls, config: FormatConfig) -> dict[str, str]:
         return {"prompt_key": config.prompt_key}
 
+    @classmethod
+    def check(cls, row: Row, config: FormatConfig) -> None:
+        text_of(row, config.prompt_key)
+
     def format(self, row: Row) -> Experience:
         key = self.config.prompt_key
         tokens = self.chat.encode(text_of(row, key), add_special_tokens=True)
@@ -92,6 +96,14 @@ class CPTFormatter(ExperienceFormatter):
         if len(tokens) < 2:
             raise RowFault(key, "a single token; there is nothing to train on")
         return Experience(tokens=tokens, prompt_length=1, response_text=text_of(row, key))
+
+
+def _dialogue(row: Row, config: FormatConfig) -> Messages:
+    """Question and answer, or the dialogue, of a row."""
+    if config.prompt_type is PromptType.MESSAGES:
+        return messages_of(row, config.messages_key)
+    answer: dict[str, object] = {"role": "assistant", "content": text_of(row, config.response_key)}
+    return [*prompt_messages(row, config), answer]
 
 
 def prompt_messages(row: Row, config: FormatConfig) -> Messages:
