@@ -5,9 +5,11 @@ Rollouts are made up; sample strategy, advantages, preparation, loss and engine 
 
 import math
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.trainer.backends.test_torch_engine import settings
 from tests.trainer.toy import VOCAB, groups, model_folder
@@ -22,6 +24,7 @@ from trinity.trainer.loss import Objective
 from trinity.trainer.preparation import Preparation
 from trinity.trainer.update import Updater
 from trinity.trainer.value_loss import ValueObjective
+from trinity.utils.monitor import TensorboardMonitor
 
 STEPS = 3
 ROLLOUTS = 8
@@ -110,6 +113,14 @@ def trainer_parts(config: Config, engine: TorchTrainEngine) -> tuple[Preparation
     return preparation, Updater(engine, objective, value_objective)
 
 
+def scalars(folder: Path) -> list[str]:
+    """Names of what tensorboard shows of a folder."""
+    [file] = folder.rglob("events.out.tfevents.*")
+    events = EventAccumulator(str(file))
+    events.Reload()
+    return events.Tags()["scalars"]
+
+
 def reads(config: Config, column: str) -> bool:
     name = config.algorithm.advantage_fn
     return bool(name) and column in getattr(ADVANTAGE_FN.get(name), "requires", ())
@@ -135,6 +146,7 @@ async def test_three_steps(tmp_path, name):
         n: m.detach().clone() for n, m in engine._trained("actor").optimizer.weights.masters.items()
     }
     preparation, updater = trainer_parts(config, engine)
+    monitor = TensorboardMonitor("project", "", name, "trainer", tmp_path / "monitor")
     for step in range(1, STEPS + 1):
         sample, _, _ = await strategy.sample(step)
         metrics: dict[str, float] = {}
@@ -143,5 +155,8 @@ async def test_three_steps(tmp_path, name):
         assert critic is None or metrics["critic/grad_norm"] > 0
         assert math.isfinite(metrics["actor/final_loss"]) and metrics["actor/grad_norm"] > 0
         assert all(math.isfinite(value) for value in metrics.values()), metrics
+        monitor.log(metrics, step)
+    monitor.close()
+    assert set(metrics) <= set(scalars(tmp_path / "monitor"))
     after = engine._trained("actor").optimizer.weights.masters
     assert any(not torch.equal(before[n], after[n]) for n in before)
