@@ -7,13 +7,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
 
+from tests.ray_head import ray_head
 from trinity.launcher.cluster import ClusterError, gpus_in_cluster, ray_cluster, running_cluster
 from trinity.utils.actor import spawn
 
@@ -178,20 +178,11 @@ def test_deaths_and_the_end_are_silent() -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_started_cluster_is_joined_and_left_running(ray_folder: Path) -> None:
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0"]
-    command += ["--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+    with ray_head() as started:
         address = running_cluster()
-        assert address is not None
+        assert address is not None and address.split(":")[1] == started.split(":")[1]
         for _ in range(2):
             with ray_cluster(None, "n", {}) as is_local:
                 assert not is_local
         assert running_cluster() == address
-    finally:
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                is_ours = process.environ().get("RAY_TMPDIR") == str(ray_folder.parent)
-                if is_ours and process.pid != os.getpid():
-                    process.kill()
     assert running_cluster() is None
