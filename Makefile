@@ -16,7 +16,7 @@ demo-llm: $(VENV)/.demo
 	$(BIN)/trinity run --config examples/demo_llm/demo_llm.yaml --plugin-dir examples/demo_llm/plugins
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-vllm: $(VLLM_VENV)/.vllm
 	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest tests/engine/test_conformance.py tests/engine/vllm -k vllm
