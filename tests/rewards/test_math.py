@@ -82,7 +82,7 @@ async def test_an_answer_that_hangs_is_killed_and_hurts_no_other():
         *(scorer.score(response="it is 3, I say", truth="3") for _ in range(4)),
         return_exceptions=True,
     )
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 20
     assert isinstance(outcomes[0], RewardError)
     assert "not done after 1.5 s" in str(outcomes[0]) and HANGS in str(outcomes[0])
     assert [o["accuracy"] for o in outcomes[1:]] == [1] * 4

@@ -23,12 +23,15 @@ from trinity.common.models.protocol import (
     WeightTicket,
 )
 
+_MAX_PLACE = 60  # a socket's path has room for about 100 bytes
 _LENGTH = struct.Struct("<I")
 
 
 def socket_path(label: str) -> Path:
     """Where the engine of ``label`` listens: in a folder that only this user may enter."""
-    folder = Path(tempfile.gettempdir()) / f"trinity_debug_{os.getuid()}"
+    place = tempfile.gettempdir()
+    is_short = len(place) <= _MAX_PLACE
+    folder = Path(place if is_short else "/tmp") / f"trinity_debug_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
         raise PermissionError(f"{folder} belongs to others; remove it.")
