@@ -101,7 +101,7 @@ def rows_read(path: Path) -> Counter[tuple[object, ...]]:
 
 
 def newer_checkpoint(run: Command, last: int) -> int | None:
-    """The newest step whose checkpoint the trainer's log calls complete, if it is after ``last``."""
+    """The newest step whose checkpoint the log calls complete, if it is after ``last``."""
     found = re.findall(r"Checkpoint of step (\d+) is", run.log("trainer"))
     newest = max(map(int, found), default=0)
     return newest if newest > last else None

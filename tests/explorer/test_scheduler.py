@@ -223,7 +223,7 @@ async def test_stragglers_are_given_up_and_finished_tasks_are_not(closing):
     tasks += [task(Single, do="slow", seconds=0.2), task(Single, do="hang")]
     start = time.monotonic()
     result = await collect(scheduler, tasks, min_ratio=0.6, wait_after_min_s=0.5)
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 5
     assert [s.ok for s in result.statuses] == [True, True, True, True, False]
     assert result.metrics["rollout/cut_task_count"] == 1
     assert result.metrics["rollout/failed_task_count"] == 0

@@ -72,7 +72,7 @@ def test_ray_address_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_note_nothing_runs(ray_folder: Path) -> None:
     start = time.monotonic()
     assert running_cluster() is None
-    assert time.monotonic() - start < 0.3
+    assert time.monotonic() - start < 1.5
 
 
 def test_a_stale_note_is_not_followed(ray_folder: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_stale_note_is_not_followed(ray_folder: Path) -> None:
         (ray_folder / "ray_current_cluster").write_text(f"127.0.0.1:{other.getsockname()[1]}")
         start = time.monotonic()
         assert running_cluster() is None
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 4
 
 
 def test_a_failed_start_says_why_and_leaves_nothing(

@@ -13,7 +13,7 @@ async def test_calls_run_side_by_side_and_keep_their_errors():
     pool = DeadlinePool(4)
     start = time.monotonic()
     results = await asyncio.gather(*(pool.run(lambda i=i: time.sleep(0.2) or i) for i in range(8)))
-    assert results == list(range(8)) and 0.35 < time.monotonic() - start < 1
+    assert results == list(range(8)) and 0.35 < time.monotonic() - start < 1.5
     with pytest.raises(ZeroDivisionError):
         await pool.run(lambda: 1 / 0)
     with pytest.raises(RuntimeError, match="StopIteration"):

@@ -36,7 +36,7 @@ async def test_many_slow_rewards_run_side_by_side():
 
     start = time.monotonic()
     await asyncio.gather(*(Scorer(slow).score(response="x") for _ in range(64)))
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 4.0  # one after the other: 32
 
 
 async def test_retry_calls_again_and_then_gives_up():
