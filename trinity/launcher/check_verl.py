@@ -6,7 +6,11 @@ from trinity.common.constants import TrainerStrategy
 from trinity.common.errors import Problem
 from trinity.launcher.build_train_engine import reads
 from trinity.launcher.plan import RunPlan
-from trinity.trainer.backends.verl.compat import can_pack, megatron_problem
+from trinity.trainer.backends.verl.compat import (
+    can_pack,
+    flash_attn_fault,
+    megatron_problem,
+)
 
 
 def verl_problems(plan: RunPlan) -> Iterator[Problem]:
@@ -22,6 +26,14 @@ def verl_problems(plan: RunPlan) -> Iterator[Problem]:
         message = "clipv reads a sum over the vocabulary that veRL's engines do not give."
         fix = "Set it to `clipb`, or use `trainer_type: torch`."
         yield Problem("algorithm.advantage_fn", message, fix, "clipv")
+    fault = flash_attn_fault(plan.device) if trainer.use_remove_padding else None
+    if fault is not None:
+        message = f"flash-attn is installed and can't be loaded: {fault}."
+        fix = (
+            "Run pip install flash-attn==2.8.1 (with -v --no-build-isolation if that fails), or "
+            "set it to false."
+        )
+        yield Problem("trainer.use_remove_padding", message, fix, True)
     size = trainer.ulysses_sequence_parallel_size
     if size > 1 and not (trainer.use_remove_padding and can_pack(plan.device)):
         message = (

@@ -55,3 +55,13 @@ def load_engines(device: str) -> None:
 def can_pack(device: str) -> bool:
     """Whether sequences can go through a model without padding: veRL needs flash-attn for it."""
     return device != "cpu" and find_spec("flash_attn") is not None
+
+
+def flash_attn_fault(device: str) -> str | None:
+    """Why flash-attn, though installed, can't be loaded; None if it can, or is not needed."""
+    if can_pack(device):
+        try:
+            importlib.import_module("flash_attn")
+        except ImportError as error:
+            return str(error)
+    return None
