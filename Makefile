@@ -5,7 +5,7 @@ VLLM_VENV ?= .venv-vllm
 VERL_VENV ?= .venv-verl
 BIN := $(VENV)/bin
 
-.PHONY: test-verl test-vllm quickstart test test-agents test-data demo-llm lint types venv clean
+.PHONY: test-all test-verl test-vllm quickstart test test-agents test-data demo-llm lint types venv clean
 
 quickstart: $(VENV)/.core
 	$(BIN)/python examples/quickstart/prepare.py
@@ -16,6 +16,10 @@ demo-llm: $(VENV)/.demo
 	$(BIN)/trinity run --config examples/demo_llm/demo_llm.yaml --plugin-dir examples/demo_llm/plugins
 
 test: lint types
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+
+# Further whole runs that are cut, killed and resumed in other ways: ten minutes more.
+test-all: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-vllm: $(VLLM_VENV)/.vllm

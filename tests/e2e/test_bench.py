@@ -43,6 +43,7 @@ def test_all_checkpoints_are_scored_as_in_training(
     assert run.remaining() == []
 
 
+@pytest.mark.long
 def test_only_the_newest_if_asked(job: Path, start: Start) -> None:
     run = start(
         job, "explorer.bench_on_latest_checkpoint=true", "explorer.eval_on_startup=false"

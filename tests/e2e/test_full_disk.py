@@ -26,7 +26,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("rule", ["stop", "continue"])
+@pytest.mark.parametrize("rule", ["stop", pytest.param("continue", marks=pytest.mark.long)])
 def test_a_full_disk(toy: Toy, start: Start, tmp_path: Path, small_disk: Path, rule: str) -> None:
     config = toy.config(
         tmp_path,

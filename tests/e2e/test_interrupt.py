@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import Start
 from tests.e2e.toy import Toy
 
@@ -31,6 +33,7 @@ def test_ctrl_c_saves_and_a_second_start_of_the_job_is_refused(
     assert run.remaining() == []
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_stops_at_once(toy: Toy, start: Start, tmp_path: Path) -> None:
     """The loss is a plugin, of a folder in the environment, and each step takes a minute."""
     mark = tmp_path / "training"

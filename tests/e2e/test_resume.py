@@ -6,6 +6,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.e2e.command import Command
@@ -56,6 +57,7 @@ def assert_same_end(run: Command, unbroken: Command, first_step: int) -> None:
             assert own[name][-(5 - first_step) :] == other[name][first_step - 1 :], name
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_bitwise_the_same(
     finished: Command, toy: Toy, start: Start, tmp_path: Path
 ) -> None:
@@ -107,6 +109,7 @@ def newer_checkpoint(run: Command, last: int) -> int | None:
     return newest if newest > last else None
 
 
+@pytest.mark.long
 def test_each_sample_is_read_once_though_the_run_is_killed_twice(
     toy: Toy, start: Start, tmp_path: Path
 ) -> None:

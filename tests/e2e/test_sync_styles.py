@@ -8,8 +8,17 @@ from tests.e2e.conftest import Start
 from tests.e2e.test_grpo_run import scalars
 from tests.e2e.toy import Toy
 
+LONG = pytest.mark.long
 
-@pytest.mark.parametrize("style", ["explorer_driven", "trainer_driven", "fully_async"])
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        pytest.param("explorer_driven", marks=LONG),
+        pytest.param("trainer_driven", marks=LONG),
+        "fully_async",
+    ],
+)
 def test_a_free_style_runs_to_its_end(toy: Toy, start: Start, tmp_path: Path, style: str) -> None:
     config = toy.config(
         tmp_path,
@@ -23,7 +32,7 @@ def test_a_free_style_runs_to_its_end(toy: Toy, start: Start, tmp_path: Path, st
     assert scalars(run.job, "trainer")["sample/task_count"] == [4] * 4
 
 
-@pytest.mark.parametrize("method", ["memory", "checkpoint"])
+@pytest.mark.parametrize("method", ["memory", pytest.param("checkpoint", marks=LONG)])
 def test_an_explorer_one_step_ahead(toy: Toy, start: Start, tmp_path: Path, method: str) -> None:
     config = toy.config(
         tmp_path,

@@ -43,6 +43,7 @@ def test_a_run_goes_on_from_one_rank_to_two(
         torch.testing.assert_close(weight, alone[name], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_the_run_and_is_named(toy: Toy, start: Start, tmp_path: Path) -> None:
     config = toy.config(
         tmp_path, buffer__total_steps=100, trainer={"dtype": "float32", "num_processes": 2}

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import Start
 from tests.e2e.test_grpo_run import scalars
 from tests.e2e.toy import Toy
@@ -16,6 +18,7 @@ def test_explorer_and_trainer_meet_in_a_database(toy: Toy, start: Start, tmp_pat
     meet(toy, start, tmp_path, database)
 
 
+@pytest.mark.long
 def test_explorer_and_trainer_meet_in_a_queue(toy: Toy, start: Start, tmp_path: Path) -> None:
     """The queue is a process of the cluster that both join."""
     with ray_head(num_cpus=4) as address:
