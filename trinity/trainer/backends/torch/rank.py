@@ -3,26 +3,25 @@
 import socket
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
 from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope
-from trinity.checkpoint import atomic
 from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.channel import WeightChannel
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatch
+from trinity.trainer.backends.torch.rank_checkpoint import CheckpointParts
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.backends.torch.sharding import Ranks, RankSettings
-from trinity.trainer.backends.torch.state import Files, ModelState, write_files
+from trinity.trainer.backends.torch.state import ModelState
 from trinity.trainer.backends.torch.updates import Share
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import ModelRole, TrainedRole
 from trinity.trainer.loss import BatchObjective
 
 
-class TorchTrainRank(TorchTrainEngine):
+class TorchTrainRank(TorchTrainEngine, CheckpointParts):
     """Holds its part of every weight; `trinity.trainer.backends.torch.rank_group` leads it.
 
     Every method that computes is called on all ranks at once, with plans of equal length.
@@ -37,7 +36,7 @@ class TorchTrainRank(TorchTrainEngine):
         super().__init__(settings, channel)
         self._rank = rank
         self._ranks: Ranks | None = None
-        self._held: dict[str, ModelState] = {}
+        self._held = {}
 
     async def address(self) -> str:
         """Where the ranks can meet: this host and a free port."""
@@ -85,29 +84,6 @@ class TorchTrainRank(TorchTrainEngine):
             return await super().send_weights(version)
         await self._run(lambda: deque(self._sent_weights(), maxlen=0))
         return WeightTicket(version, "", "", None)
-
-    async def begin_checkpoint(self, path: str | Path) -> None:
-        """Make the folder that all ranks write into; on one rank."""
-        atomic.begin_folder(Path(path))
-
-    async def hold_states(self, hf: bool) -> None:
-        """Copy this rank's part of a checkpoint; `write_part` writes it."""
-        self._held = await self._run(lambda: self._states(hf))
-
-    async def write_part(self, path: str | Path) -> None:
-        """Write what was copied, and wait for its end."""
-        states, self._held = self._held, {}
-        self._writer.begin_part(atomic.aside_of(Path(path)), states)
-        await self._writer.wait()
-
-    async def finish_checkpoint(self, path: str | Path, files: Files) -> None:
-        """Put the folder in place, once all ranks have written; on one rank."""
-        write_files(atomic.aside_of(Path(path)), files)
-        atomic.finish_folder(Path(path))
-
-    async def abandon_checkpoint(self, path: str | Path) -> None:
-        """Remove what was written of a checkpoint that failed; on one rank."""
-        atomic.abandon_folder(Path(path))
 
     async def close(self) -> None:
         try:

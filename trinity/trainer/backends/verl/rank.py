@@ -12,18 +12,16 @@ import torch
 from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope
-from trinity.checkpoint import atomic
 from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.channel import WeightChannel
 from trinity.trainer.backends.torch.microbatch import MicroBatch
 from trinity.trainer.backends.torch.rank import own_address
+from trinity.trainer.backends.torch.rank_checkpoint import CheckpointParts
 from trinity.trainer.backends.torch.sharding import Ranks, RankSettings
 from trinity.trainer.backends.torch.state import (
     CheckpointWriter,
-    Files,
     HuggingFaceFolder,
     ModelState,
-    write_files,
 )
 from trinity.trainer.backends.torch.updates import Share
 from trinity.trainer.backends.verl.compat import load_engines, require_verl
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class VerlTrainRank:
+class VerlTrainRank(CheckpointParts):
     """Holds its part of every model, in engines of veRL.
 
     Called like a `TorchTrainRank`: what computes is called on all ranks at once. Of a plan only the
@@ -109,29 +107,6 @@ class VerlTrainRank:
             return await self._run(lambda: channel.send(version, model.export()))
         await self._run(lambda: deque(model.export(), maxlen=0))
         return WeightTicket(version, "", "", None)
-
-    async def begin_checkpoint(self, path: str | Path) -> None:
-        """Make the folder that all ranks write into; on one rank."""
-        atomic.begin_folder(Path(path))
-
-    async def hold_states(self, hf: bool) -> None:
-        """Copy this rank's part of a checkpoint; `write_part` writes it."""
-        self._held = await self._run(lambda: self._states(hf))
-
-    async def write_part(self, path: str | Path) -> None:
-        """Write what was copied, and wait for its end."""
-        states, self._held = self._held, {}
-        self._writer.begin_part(atomic.aside_of(Path(path)), states)
-        await self._writer.wait()
-
-    async def finish_checkpoint(self, path: str | Path, files: Files) -> None:
-        """Put the folder in place, once all ranks have written; on one rank."""
-        write_files(atomic.aside_of(Path(path)), files)
-        atomic.finish_folder(Path(path))
-
-    async def abandon_checkpoint(self, path: str | Path) -> None:
-        """Remove what was written of a checkpoint that failed; on one rank."""
-        atomic.abandon_folder(Path(path))
 
     async def load(self, path: str | Path, weights_only: bool = False) -> None:
         """Go on from a checkpoint folder of either trainer, or of veRL."""
