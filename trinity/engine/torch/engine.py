@@ -26,6 +26,7 @@ from trinity.common.models.protocol import Completion, SamplingParams, WeightTic
 from trinity.engine.torch.attention import IMPLEMENTATION
 from trinity.engine.torch.batcher import Batcher, Limits
 from trinity.engine.torch.jobs import Job, SampleJob, ScoreJob
+from trinity.engine.torch.packed_linear import pack_linears_inplace
 from trinity.engine.torch.sampler import stream_key
 from trinity.engine.torch.settings import TorchEngineSettings
 from trinity.engine.torch.stopping import StopTexts
@@ -319,6 +320,8 @@ class TorchEngine:
             dtype = next(model.parameters()).dtype
             add_adapter_inplace(model, settings.adapter)
             cast_parameters(model, dtype)
+        else:
+            pack_linears_inplace(model, model.get_output_embeddings())
         if is_random:
             self._log.warning(
                 "%s holds no weights: initialised at random with seed %d.",

@@ -58,6 +58,8 @@ def padded_logits(logits: Tensor) -> Tensor:
     """Float32 copy with the vocabulary padded to whole blocks."""
     rows, size = logits.shape
     width = -(-size // _BLOCK) * _BLOCK
+    if width == size:
+        return logits.to(torch.float32, copy=True)
     out = torch.full((rows, width), -math.inf, dtype=torch.float32, device=logits.device)
     out[:, :size] = logits
     return out

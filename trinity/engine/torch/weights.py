@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from trinity.common.models.adapters import adapter_parameters
+from trinity.engine.torch.packed_linear import repack
 from trinity.utils.digest import weights_digest
 
 
@@ -36,6 +37,7 @@ def load_weights_inplace(model: nn.Module, weights: Iterable[tuple[str, Tensor]]
         raise ValueError(
             f"{len(missing)} of {len(parameters)} weights did not come: {sorted(missing)[:5]}."
         )
+    repack(model)
     return model_digest(model)
 
 

@@ -14,9 +14,10 @@ from torch.autograd.function import once_differentiable
 
 from trinity.algorithm.advantage_fn.entropy_clip import expected_entropy_score
 from trinity.trainer.backends.torch import head_kernels
+from trinity.trainer.backends.torch.weights import gradient_of_master
 
-#: Logits of a chunk, for the matrix products: 50 MB in bfloat16 ...
-_CHUNK_ELEMENTS = 25_000_000
+#: Logits of a chunk, for the matrix products: 128 MB in bfloat16 ...
+_CHUNK_ELEMENTS = 64_000_000
 #: ... of which so many are worked on at a time elementwise, in float32, inside the cache.
 _CACHE_ELEMENTS = 1 << 19
 #: Logits of a chunk on a GPU: 2 GiB in bfloat16, worked on in place.
@@ -129,6 +130,7 @@ class _TokenLogprobs(torch.autograd.Function):
         spec: HeadSpec = ctx.spec
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
+        total = gradient_of_master(weight) if ctx.needs_input_grad[1] else None
         grad_logprob, grad_entropy = grad_logprob / divisor, grad_entropy / divisor
         for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
             raw_CV = hidden[chunk] @ weight.t() if kept is None else kept
@@ -144,7 +146,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 )
                 raw_CV[own] = grad if slope is None else grad.mul_(slope)
             grad_hidden[chunk] = raw_CV @ weight
-            if ctx.needs_input_grad[1]:
+            if total is not None:
+                total.add_(raw_CV.t() @ hidden[chunk])
+            elif ctx.needs_input_grad[1]:
                 found = raw_CV.t() @ hidden[chunk]
                 grad_weight = found if grad_weight is None else grad_weight.float().add_(found)
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
@@ -160,10 +164,15 @@ def _logits(
 ) -> tuple[Tensor, Tensor | None]:
     """Products as logits of the sampling distribution (a new float32 tensor), and their slope."""
     if spec.softcap is None:
-        return torch.div(raw, divisor[:, None]), None
+        logits = raw.to(torch.float32, copy=True)
+        return (logits if _is_one(divisor) else logits.div_(divisor[:, None])), None
     bend = (raw.float() / (spec.scale * spec.softcap)).tanh_()
     slope = 1 - bend.square() if wants_slope else None
     return bend.mul_((spec.softcap * spec.scale / divisor)[:, None]), slope
+
+
+def _is_one(divisor: Tensor) -> bool:
+    return divisor.device.type == "cpu" and bool((divisor == 1).all())
 
 
 def _logit_gradient(

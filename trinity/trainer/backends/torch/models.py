@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from trinity.common.models.adapters import add_adapter_inplace
 from trinity.common.models.loading import cast_parameters, load_causal_lm, resolve_dtype
 from trinity.trainer.backends.torch.critic import Critic, load_value_model
+from trinity.trainer.backends.torch.lean import make_lean_inplace
 from trinity.trainer.backends.torch.optimizer import MasterOptimizer, OptimizerSettings
 from trinity.trainer.backends.torch.packed_model import PackedModel
 from trinity.trainer.backends.torch.policy import Policy
@@ -135,6 +136,8 @@ class Placement:
                 layer.compile(dynamic=True)
         weights: Weights
         if self._ranks is None:
+            if self._settings.device == "cpu":
+                make_lean_inplace(model)
             _move(model, self._settings.device)  # first: masters are made where the model is
             weights = Weights(model, self._dtype, "cpu" if optimizer_offload else None)
             if param_offload:

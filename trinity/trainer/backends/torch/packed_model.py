@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -22,6 +23,7 @@ from trinity.trainer.backends.torch.packing import (
     pack_images,
     pack_rows,
 )
+from trinity.trainer.backends.torch.weights import gradient_of_master
 from trinity.trainer.batch import TrainBatch
 
 if TYPE_CHECKING:
@@ -73,6 +75,9 @@ class Backbone(nn.Module):
         given = {"input_ids": token_ids[None]}
         if images is not None:
             given = {"inputs_embeds": self._embeds(token_ids, images)[None]}
+        elif self._has_lean_embedding():
+            weight = self.model.get_input_embeddings().weight
+            given = {"inputs_embeds": _Embedding.apply(token_ids, weight)[None]}
         outputs = self._decoder[0](
             **given,
             position_ids=position_ids[None],
@@ -80,6 +85,16 @@ class Backbone(nn.Module):
             attention_plan=plan,
         )
         return outputs.last_hidden_state[0]
+
+    def _has_lean_embedding(self) -> bool:
+        embedding = self.model.get_input_embeddings()
+        return (
+            type(embedding) is nn.Embedding
+            and embedding.padding_idx is None
+            and embedding.weight.requires_grad
+            and torch.is_grad_enabled()
+            and gradient_of_master(embedding.weight) is not None
+        )
 
     def _embeds(self, token_ids: Tensor, images: PackedImages) -> Tensor:
         """[N, D] embeddings of the tokens, those of images by what the model sees in them."""
@@ -93,6 +108,24 @@ class Backbone(nn.Module):
         place, piece = images.place.to(embeds.device), images.piece.to(embeds.device)
         found: Tensor = embeds.index_put((place,), features[piece].to(embeds.dtype))
         return found
+
+
+class _Embedding(torch.autograd.Function):
+    """Rows of a table, whose gradient adds to the master's: no dense one is made."""
+
+    @staticmethod
+    def forward(ctx: Any, token_ids: Tensor, weight: Tensor) -> Tensor:  # autograd's context
+        ctx.save_for_backward(token_ids, weight)
+        return weight.index_select(0, token_ids)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        token_ids, weight = ctx.saved_tensors
+        total = gradient_of_master(weight)
+        assert total is not None, "the master was there in the forward pass"
+        total.index_add_(0, token_ids, grad.float())
+        return None, None
 
 
 class PackedModel(ABC):

@@ -8,6 +8,8 @@ from transformers import PreTrainedModel
 
 from trinity.common.models.loading import cast_parameters
 
+_MASTER = "_trinity_master"
+
 
 class Weights:
     """Masters of a model in one process, and the gradients that gather there.
@@ -38,6 +40,7 @@ class Weights:
         self._shadows = [] if is_same else [(p, self.masters[n]) for n, p in trained.items()]
         for parameter, master in self._shadows:
             parameter.register_post_accumulate_grad_hook(_gather_into(master))
+            setattr(parameter, _MASTER, master)
 
     def collect(self) -> None:
         """Have every master hold its gradient, 0 where there was none."""
@@ -110,9 +113,24 @@ class Weights:
         return part
 
 
+def gradient_of_master(weight: Tensor) -> Tensor | None:
+    """Where gradients of a parameter add up in float32, for who computes one part by part.
+
+    None if it has no master of its own: then its gradient goes the usual way.
+    """
+    master = getattr(weight, _MASTER, None)
+    if master is None or master.device != weight.device:
+        return None
+    if master.grad is None:
+        master.grad = torch.zeros_like(master)
+    found: Tensor = master.grad
+    return found
+
+
 def _gather_into(master: nn.Parameter) -> Callable[[Tensor], None]:
     def add(parameter: Tensor) -> None:
-        assert parameter.grad is not None
+        if parameter.grad is None:  # it went to the master by itself
+            return
         if master.grad is None:
             master.grad = parameter.grad.to(master.device, torch.float32)
         else:
