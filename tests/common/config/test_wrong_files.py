@@ -705,6 +705,13 @@ WRONG = [
         {f"{VERL}.actor": {}, "buffer.train_batch_size": 8},
     ),
     Wrong(
+        "mini-batches that do not fill a step",
+        {"trainer.mini_batch_size": 12, "buffer.train_batch_size": 64},
+        "trainer.mini_batch_size",
+        "one of 4, 8, 16, or `buffer.train_batch_size` to 60",
+        {"trainer.mini_batch_size": 16},
+    ),
+    Wrong(
         "rollout of veRL",
         {f"{VERL}.rollout.temperature": 0.7},
         f"{VERL}.rollout.temperature",
