@@ -13,6 +13,13 @@ from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.backends.torch.sharding import RankSettings
 
 
+_LOADED_ONCE = [
+    "trinity.trainer.backends.torch.rank",
+    "transformers.models.llama.modeling_llama",
+    "torch.distributed.fsdp",
+]
+
+
 def _serve(pipe: Connection, kind: type, settings: TorchEngineSettings, rank: RankSettings) -> None:
     if settings.device == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = str(rank.rank)
@@ -51,7 +58,8 @@ class _StandIn:
 def rank_group(
     settings: TorchEngineSettings, world_size: int, kind: type = TorchTrainRank, **rank: object
 ) -> Iterator[RankGroup]:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_LOADED_ONCE)
     pipes, processes = [], []
     for number in range(world_size):
         ours, theirs = context.Pipe()
