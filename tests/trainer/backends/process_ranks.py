@@ -12,7 +12,6 @@ from trinity.trainer.backends.torch.rank_group import RankGroup
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.backends.torch.sharding import RankSettings
 
-
 _LOADED_ONCE = [
     "trinity.trainer.backends.torch.rank",
     "transformers.models.llama.modeling_llama",
@@ -69,6 +68,7 @@ def rank_group(
             daemon=True,
         )
         process.start()
+        theirs.close()
         pipes.append(ours)
         processes.append(process)
     try:
