@@ -9,7 +9,7 @@ from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.storage.journal import JsonlJournal, StorageError
 from trinity.buffer.storage.queue import QueueStorage
 from trinity.buffer.storage.sql import SQLJournal
-from trinity.buffer.writer.base import QueueWriter
+from trinity.buffer.writer.queue import QueueWriter
 from trinity.common.config.buffer import ReplayBufferConfig
 from trinity.common.errors import DeadlineError
 from trinity.common.experience import deserialize_many, serialize_many

@@ -624,6 +624,13 @@ WRONG = [
         {f"{EXPERIENCES}.storage_type": "queue"},
     ),
     Wrong(
+        "no such buffer",
+        {EXPERIENCES: {"storage_type": "queu"}},
+        f"{EXPERIENCES}.storage_type",
+        "Did you mean `queue`?",
+        {f"{EXPERIENCES}.storage_type": "queue"},
+    ),
+    Wrong(
         "Megatron without veRL",
         {"trainer.trainer_strategy": "megatron"},
         "trainer.trainer_strategy",
