@@ -167,11 +167,12 @@ class QueueStorage:
                 if self._clock() >= deadline:
                     break
                 await self._wait(deadline)
-            batch, self._pool = self._pool[:batch_size], self._pool[batch_size:]
+            batch = self._pool[:batch_size]
             if batch:
+                self._note(Event("read", self._reads + 1, tuple(row for row, _ in batch)))
+                self._pool = self._pool[batch_size:]
                 self._reads += 1
                 self._counts["read"] += len(batch)
-                self._note(Event("read", self._reads, tuple(row for row, _ in batch)))
             elif not self._is_final(step):
                 raise self._nothing_came(timeout_s)
             is_end = not batch and self._is_closed
