@@ -5,16 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.trainer.backends.verl.engines import (
-    GRPO,
-    assert_same,
-    grpo,
-    ppo,
-    rows,
-    settings,
-    torch_engine,
-    verl_engine,
-)
+from tests.trainer.backends.steps import GRPO, assert_same, grpo, ppo, rows
+from tests.trainer.backends.verl.engines import settings, torch_engine, verl_engine
 from tests.trainer.test_losses_in_engine import BestTokens, batch_for_all
 from tests.trainer.toy import model_folder, plain_model
 from trinity.algorithm import POLICY_LOSS_FN

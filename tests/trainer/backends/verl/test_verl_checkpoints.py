@@ -7,16 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.backends.process_ranks import rank_group
-from tests.trainer.backends.verl.engines import (
-    assert_same,
-    for_verl,
-    grpo,
-    ppo,
-    rows,
-    settings,
-    torch_engine,
-    verl_engine,
-)
+from tests.trainer.backends.steps import assert_same, grpo, ppo, rows
+from tests.trainer.backends.verl.engines import for_verl, settings, torch_engine, verl_engine
 from tests.trainer.toy import model_folder, plain_model
 from trinity.checkpoint.convert import convert
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
