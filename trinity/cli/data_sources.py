@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from trinity.buffer.check import check_experience_buffer, check_taskset
 from trinity.buffer.convert import is_database
 from trinity.buffer.inspection import ExperienceViewer, TaskViewer, Viewer
@@ -12,19 +14,15 @@ from trinity.buffer.rows import Row, Rows, open_rows
 from trinity.buffer.schema import FORMATTER
 from trinity.buffer.schema.task import TaskFormatter
 from trinity.buffer.taskset import rows_of
+from trinity.cli.usage import UsageError
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity.common.config.model import ModelConfig
 from trinity.common.constants import OnBadRow, StorageType
-from trinity.common.errors import ConfigError, Problem, TrinityError
+from trinity.common.errors import ConfigError, Problem
+from trinity.utils.registry import UnknownNameError
 
 Section = TasksetConfig | ExperienceBufferConfig
-
-
-class UsageError(TrinityError):
-    """The arguments don't say which data set is meant."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,7 @@ class DataSet:
         viewer: Shows a row as the model will see it.
         unit: What lengths count: "tokens", or "characters" without a tokenizer.
         compared: Column that repetitions are found by; empty: whole rows.
+        hint: What to give for a better view; empty: nothing.
     """
 
     name: str
@@ -44,6 +43,7 @@ class DataSet:
     viewer: Viewer
     unit: str
     compared: str = ""
+    hint: str = ""
 
 
 def find_data_set(
@@ -74,8 +74,26 @@ def find_data_set(
         return _opened(section, settings)
     if path is None:
         raise UsageError("Name a data set: a path, or a configuration with --config.")
+    try:
+        return _of_path(path, split, subset, table, kind, keys, model, workflow)
+    except ConfigError as error:  # there is no configuration whose key it could name
+        raise UsageError("\n".join(problem.message for problem in error.problems)) from error
+
+
+def _of_path(
+    path: str,
+    split: str,
+    subset: str | None,
+    table: str,
+    kind: str,
+    keys: Sequence[str],
+    model: str | None,
+    workflow: str | None,
+) -> DataSet:
     settings = ModelConfig(model_path=model or "")
-    form = FormatConfig(**_pairs(keys))
+    form = _format(keys)
+    if kind not in ("task", *FORMATTER.names()):
+        raise UsageError(f"--kind is {kind!r}; use task, {', '.join(FORMATTER.names())}.")
     if kind == "task":
         where = StorageType.SQL if is_database(path) else StorageType.FILE
         return _opened(
@@ -102,7 +120,7 @@ def find_data_set(
     return _opened(section, settings)
 
 
-def _pairs(keys: Sequence[str]) -> dict[str, Any]:
+def _format(keys: Sequence[str]) -> FormatConfig:
     pairs = {}
     for text in keys:
         name, equals, value = text.partition("=")
@@ -110,7 +128,12 @@ def _pairs(keys: Sequence[str]) -> dict[str, Any]:
             known = ", ".join(FormatConfig.model_fields)
             raise UsageError(f"--key {text!r} is not <key>=<value> with one of the keys {known}.")
         pairs[name] = value
-    return pairs
+    try:
+        return FormatConfig.model_validate(pairs)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = str(fault["loc"][0])
+        raise UsageError(f"--key {name}={pairs[name]}: {fault['msg']}.") from None
 
 
 def _of_config(path: Path, name: str | None) -> tuple[Section, ModelConfig]:
@@ -153,6 +176,7 @@ def _refuse(problems: list[Problem]) -> None:
 
 
 def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
+    _refuse_unknown_workflow(section)
     chat = _chat(model) if model.model_path else None
     cuts = "masked out" if model.enable_prompt_truncation else "the run stops there"
     limit = model.max_prompt_tokens
@@ -164,7 +188,17 @@ def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
         TaskViewer(section, chat, limit, cuts),
         "tokens" if chat is not None else "characters",
         section.format.prompt_key if is_named else "",
+        "" if is_named else "Whole rows: -k prompt_key=<column> shows what is asked.",
     )
+
+
+def _refuse_unknown_workflow(section: TasksetConfig) -> None:
+    from trinity.common.workflows import WORKFLOWS
+
+    try:
+        WORKFLOWS.get(section.default_workflow_type or "simple_workflow")
+    except (UnknownNameError, ImportError) as error:
+        raise UsageError(str(error)) from error
 
 
 def _experiences(section: ExperienceBufferConfig, model: ModelConfig) -> DataSet:
@@ -172,7 +206,7 @@ def _experiences(section: ExperienceBufferConfig, model: ModelConfig) -> DataSet
 
     if not model.model_path:
         raise UsageError("Give --model: what is trained on depends on its chat template.")
-    tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
+    tokenizer = _loaded(model, lambda: load_tokenizer(model.model_path, model.trust_remote_code))
     kind = FORMATTER.get(section.schema_type or "sft")
     formatter = kind(section.format, tokenizer, model.max_model_len)
     rows = open_rows(section.path or "", split=section.split, subset=section.subset_name)
@@ -186,7 +220,7 @@ def _chat(model: ModelConfig) -> Any:
     template = model.custom_chat_template
     if model.chat_template_path:
         template = Path(model.chat_template_path).read_text()
-    return ChatFormat(
+    chat = ChatFormat(
         ModelSettings(
             model_path=model.model_path,
             chat_template=template,
@@ -194,3 +228,15 @@ def _chat(model: ModelConfig) -> Any:
             trust_remote_code=model.trust_remote_code,
         )
     )
+    _loaded(model, lambda: chat.tokenizer)
+    return chat
+
+
+def _loaded(model: ModelConfig, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except (OSError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [repr(error)]
+        raise UsageError(
+            f"No tokenizer can be loaded from {model.model_path!r}: {lines[0]}"
+        ) from error

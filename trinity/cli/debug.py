@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from trinity.common.errors import TrinityError
+from trinity.cli.usage import PLUGIN_DIR, UsageError
 
 CONFIG = typer.Option(None, "--config", "-c", help="YAML file of the run.")
 OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
@@ -19,7 +19,6 @@ MODULE = typer.Option(
     help="workflow: run a task. inference_model: load the model once, for other terminals. "
     "viewer: show the page of the last run in a browser.",
 )
-PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
 OUTPUT = typer.Option("debug_output", "--output-dir", "-o", help="Folder for page and database.")
 OUTPUT_FILE = typer.Option(None, "--output-file", hidden=True)
 KEEP = typer.Option(False, "--disable-overwrite", help="Write beside an output that is there.")
@@ -29,12 +28,6 @@ TASK = typer.Option(0, "--task", help="Place of the task in its taskset, from 0.
 TASKSET = typer.Option(None, "--taskset", help="Name of the taskset; the first one if not given.")
 REPEAT = typer.Option(1, "--repeat", min=1, help="Runs of the task.")
 FAKE = typer.Option(None, "--fake", help="Reply of a scripted model; repeat for further replies.")
-
-
-class UsageError(TrinityError):
-    """The arguments don't fit."""
-
-    exit_code = 2
 
 
 def command(
