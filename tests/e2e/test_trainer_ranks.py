@@ -1,10 +1,7 @@
 """A run whose trainer is two processes, and one that trains an adapter."""
 
 import json
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -43,21 +40,6 @@ def test_a_run_goes_on_from_one_rank_to_two(
     alone = load_fsdp_state_dict_from_verl_checkpoint(finished.job / "global_step_4/actor")
     for name, weight in weights.items():
         torch.testing.assert_close(weight, alone[name], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.long
-def test_a_killed_rank_ends_the_run_and_is_named(toy: Toy, start: Start, tmp_path: Path) -> None:
-    config = toy.config(
-        tmp_path, buffer__total_steps=100, trainer={"dtype": "float32", "num_processes": 2}
-    )
-    run = start(config)
-    run.wait_for_step(1)
-    os.kill(run.pid_of("trainer_rank_1"), signal.SIGKILL)
-    killed = time.monotonic()
-    assert run.wait() == 1
-    assert time.monotonic() - killed < 20
-    assert "trainer_rank_1: the process was killed" in run.last_lines
-    assert run.remaining() == []
 
 
 @pytest.mark.long
