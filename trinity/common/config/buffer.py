@@ -36,7 +36,7 @@ class FormatConfig(ConfigModel):
     """Column of the images."""
 
     video_key: str | None = None
-    """Column of the videos."""
+    """Column of the videos; the model sees some of their frames as images."""
 
     reply_prefix: str | None = None
     """Text that every response starts with."""

@@ -187,9 +187,10 @@ def _data_sets_without_images(case: Case) -> Iterator[Problem]:
     for name, buffer in inputs.auxiliary_buffers.items():
         buffers[f"buffer.trainer_input.auxiliary_buffers.{name}"] = buffer
     for key, buffer in buffers.items():
-        if buffer.format.image_key:
-            message = "Images are read in tasks; a data set of answers is text only."
-            yield case.problem(f"{key}.format.image_key", message, "Remove it.")
+        for name in ("image_key", "video_key"):
+            if getattr(buffer.format, name):
+                message = "Images are read in tasks; a data set of answers is text only."
+                yield case.problem(f"{key}.format.{name}", message, "Remove it.")
 
 
 def _pipelines(case: Case) -> Iterator[Problem]:
