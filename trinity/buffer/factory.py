@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Any, cast
 
+from trinity.buffer.data_set import is_data_set, rows_of_data_set
 from trinity.buffer.reader import READER, ReaderSettings
 from trinity.buffer.reader.dataset import DatasetReader
 from trinity.buffer.reader.queue import QueueReader
-from trinity.buffer.rows import DataError, open_rows
+from trinity.buffer.rows import DataError
 from trinity.buffer.rows.check import refuse_missing_columns, usable_rows
 from trinity.buffer.schema import FORMATTER
 from trinity.buffer.selector import SELECTORS, DataSource
@@ -82,8 +83,12 @@ def get_buffer_writer(
     return WRITER.get(config.storage_type or StorageType.QUEUE)(config, storage)
 
 
-def storage_reader(config: ExperienceBufferConfig, settings: ReaderSettings) -> QueueReader:
-    """The reader of a `queue` or `sql` buffer."""
+def storage_reader(
+    config: ExperienceBufferConfig, settings: ReaderSettings
+) -> QueueReader | DatasetReader:
+    """The reader of a `queue` or `sql` buffer; a table of another schema is a data set."""
+    if is_data_set(config):
+        return dataset_reader(config, settings)
     shared = make_storage(config) if settings.storage is None else settings.storage
     return QueueReader(cast(QueueStorage, shared), settings.batch_size, config.max_read_timeout)
 
@@ -102,17 +107,10 @@ def file_writer(config: ExperienceBufferConfig, storage: object | None) -> FileW
 
 
 def dataset_reader(config: ExperienceBufferConfig, settings: ReaderSettings) -> DatasetReader:
-    """The reader of a `file` buffer, which is a data set."""
-    if not config.path:
-        raise DataError(f"The data set {config.name!r} has no path.")
-    rows = open_rows(
-        config.path,
-        split=config.split,
-        subset=config.subset_name,
-        shows_progress=config.enable_progress_bar,
-    )
+    """The reader of a data set: files, or a table of rows in a database."""
+    rows = rows_of_data_set(config)
     kind = FORMATTER.get(config.schema_type or "sft")
-    refuse_missing_columns(rows, kind.required_keys(config.format), config.path)
+    refuse_missing_columns(rows, kind.required_keys(config.format), config.path or "")
     rows, _ = usable_rows(rows, lambda row: kind.check(row, config.format), config.on_bad_row)
     path, size, steps = settings.tokenizer_path, settings.batch_size, settings.total_steps
     tokenizer = _tokenizer(path, settings.trust_remote_code) if path else None

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from trinity.buffer.check import check_experience_buffer, check_taskset
 from trinity.buffer.convert import is_database
+from trinity.buffer.data_set import is_data_set, rows_of_data_set
 from trinity.buffer.inspection import ExperienceViewer, TaskViewer, Viewer
-from trinity.buffer.rows import Row, Rows, open_rows
+from trinity.buffer.rows import Row, Rows
 from trinity.buffer.schema import FORMATTER
 from trinity.buffer.schema.task import TaskFormatter
 from trinity.buffer.taskset import rows_of
@@ -94,30 +95,17 @@ def _of_path(
     form = _format(keys)
     if kind not in ("task", *FORMATTER.names()):
         raise UsageError(f"--kind is {kind!r}; use task, {', '.join(FORMATTER.names())}.")
+    common: dict[str, Any] = {
+        "name": table or Path(path).stem,
+        "path": path,
+        "storage_type": StorageType.SQL if is_database(path) else StorageType.FILE,
+        "split": split,
+        "subset_name": subset,
+        "format": form,
+    }
     if kind == "task":
-        where = StorageType.SQL if is_database(path) else StorageType.FILE
-        return _opened(
-            TasksetConfig(
-                name=table or Path(path).stem,
-                path=path,
-                storage_type=where,
-                split=split,
-                subset_name=subset,
-                format=form,
-                default_workflow_type=workflow,
-            ),
-            settings,
-        )
-    section = ExperienceBufferConfig(
-        name=Path(path).stem,
-        path=path,
-        storage_type=StorageType.FILE,
-        schema_type=kind,
-        split=split,
-        subset_name=subset,
-        format=form,
-    )
-    return _opened(section, settings)
+        return _opened(TasksetConfig(**common, default_workflow_type=workflow), settings)
+    return _opened(ExperienceBufferConfig(**common, schema_type=kind), settings)
 
 
 def _format(keys: Sequence[str]) -> FormatConfig:
@@ -157,7 +145,7 @@ def _sections(config: Config) -> list[Section]:
     tasks, inputs = config.buffer.explorer_input, config.buffer.trainer_input
     sections: list[Section] = [*tasks.tasksets, *tasks.eval_tasksets]
     buffers = [inputs.experience_buffer, *inputs.auxiliary_buffers.values()]
-    sections += [b for b in buffers if b is not None and b.storage_type is StorageType.FILE]
+    sections += [b for b in buffers if b is not None and is_data_set(b)]
     return [section for section in sections if section.path]
 
 
@@ -209,7 +197,7 @@ def _experiences(section: ExperienceBufferConfig, model: ModelConfig) -> DataSet
     tokenizer = _loaded(model, lambda: load_tokenizer(model.model_path, model.trust_remote_code))
     kind = FORMATTER.get(section.schema_type or "sft")
     formatter = kind(section.format, tokenizer, model.max_model_len)
-    rows = open_rows(section.path or "", split=section.split, subset=section.subset_name)
+    rows = rows_of_data_set(section)
     return DataSet(section.name, rows, formatter.format, ExperienceViewer(formatter), "tokens")
 
 

@@ -15,6 +15,7 @@ from trinity.buffer import (
     open_tasksets,
     read_all,
 )
+from trinity.buffer.data_set import is_data_set
 from trinity.buffer.factory import make_journal
 from trinity.buffer.operators import create_operators
 from trinity.buffer.reader.queue import QueueReader
@@ -126,7 +127,7 @@ def open_buffers(plan: RunPlan, say: Callable[[str], None]) -> Buffers:
     output = config.buffer.trainer_input.experience_buffer
     if config.mode is Mode.BENCH or output is None:
         return buffers
-    if output.storage_type in (StorageType.QUEUE, StorageType.SQL):
+    if output.storage_type in (StorageType.QUEUE, StorageType.SQL) and not is_data_set(output):
         buffers.storage = _storage(plan, output)
     if config.mode.explores:
         buffers.pipeline = _pipeline(config, buffers.storage, output)
