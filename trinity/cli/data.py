@@ -99,11 +99,13 @@ def _show_row(console: "Console", seen: "Seen", found: "DataSet") -> None:
     from rich.panel import Panel
     from rich.text import Text
 
+    from trinity.utils.terminal import harmless
+
     text = Text()
     for label, content in seen.parts:
         size = seen.num_tokens.get(label)
         text.append(f"{label}" + ("" if size is None else f" ({size} {found.unit})"), "bold")
-        text.append(f"\n{content}\n")
+        text.append(f"\n{harmless(str(content))}\n")
     if seen.note:
         text.append(seen.note, "bold red")
     console.print(Panel(text, title=seen.where, title_align="left", expand=False))
