@@ -38,8 +38,9 @@ async def test_ranks_compute_what_one_process_does(tmp_path, world_size, shares_
         assert_same(await grpo(group, range(3)), wanted, 5e-6)
         found = await group.forward(rows(7), "actor", True)
         alone = await single.forward(rows(7), "actor", True)
-        for name in ("logprob", "entropy"):
-            torch.testing.assert_close(found[name], alone[name], atol=1e-5, rtol=1e-5)
+        found |= {"ref": (await group.forward(rows(7), "ref"))["logprob"]}
+        alone |= {"ref": (await single.forward(rows(7), "ref"))["logprob"]}
+        torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
         await group.save(tmp_path / "global_step_3", True)
         await group.wait_saved()
         await group.close()
