@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-URL_ENV = "TRINITY_TEST_POSTGRES"
+URL_ENV = "TRINITY_TEST_POSTGRES_URL"  # a server that runs already, as in .ci/run
 
 
 class PostgresServer:
@@ -85,15 +85,21 @@ def postgres() -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    """Address of a server: the one that is named, else one of our own."""
+    named = os.environ.get(URL_ENV, "").replace("+psycopg", "")
+    return named or request.getfixturevalue("postgres").url
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/test.db"
-    server = request.getfixturevalue("postgres")
+    psycopg = pytest.importorskip("psycopg")
+    url = request.getfixturevalue("postgres_url")
     name = f"test_{time.time_ns()}"
-    import psycopg
-
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
-    return server.url.removesuffix("postgres") + name
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"{url.rpartition('/')[0]}/{name}"

@@ -4,11 +4,13 @@ from pathlib import Path
 import pytest
 
 from tests.buffer.tokenizers_for_tests import characters
+from trinity.buffer import check_experience_buffer, get_buffer_reader
 from trinity.buffer.reader.dataset import DatasetReader
 from trinity.buffer.rows import BadRowError, ListRows
+from trinity.buffer.rows.sql import write_tasks
 from trinity.buffer.schema import FORMATTER
 from trinity.buffer.selector import SELECTORS, DataSource
-from trinity.common.config.buffer import DataSelectorConfig, FormatConfig
+from trinity.common.config.buffer import DataSelectorConfig, ExperienceBufferConfig, FormatConfig
 from trinity.common.constants import OnBadRow
 
 TOKENIZER = characters()
@@ -61,10 +63,22 @@ def write_data(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
 
-async def test_a_section_with_a_tokenizer_of_a_folder(tmp_path: Path):
-    from trinity.buffer import get_buffer_reader
-    from trinity.common.config.buffer import ExperienceBufferConfig
+async def test_rows_of_a_table_are_a_data_set_too(tmp_path: Path):
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    path = f"sqlite:///{tmp_path}/data.db"
+    write_tasks(path, "sft_rows", [{"q": str(i), "a": "yes"} for i in range(3)])
+    keys = FormatConfig(prompt_type="plaintext", prompt_key="q", response_key="a")
+    section = ExperienceBufferConfig(
+        name="sft_rows", storage_type="sql", path=path, schema_type="sft", format=keys
+    )
+    assert check_experience_buffer(section) == []
+    source = get_buffer_reader(section, tokenizer_path=str(tmp_path / "model"), batch_size=3)
+    assert [e.response_text for e in await source.read()] == ["yes<e>\n"] * 3
+    [problem] = check_experience_buffer(section.model_copy(update={"name": "other"}))
+    assert (problem.key, "no table 'other'" in problem.message) == ("name", True)
 
+
+async def test_a_section_with_a_tokenizer_of_a_folder(tmp_path: Path):
     TOKENIZER.save_pretrained(tmp_path / "model")
     write_data(tmp_path / "train.jsonl")
     config = ExperienceBufferConfig(

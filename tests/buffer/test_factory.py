@@ -1,13 +1,18 @@
 import pickle
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from tests.buffer.samples import group, tasks_of
 from trinity.buffer import get_buffer_reader, get_buffer_writer, make_storage
 from trinity.buffer.factory import make_journal
+from trinity.buffer.reader import READER, ReaderSettings
+from trinity.buffer.writer import WRITER
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.constants import StorageType
+from trinity.common.experience import Experience
+from trinity.utils.registry import UnknownNameError
 
 
 def section(**fields: object) -> ExperienceBufferConfig:
@@ -46,6 +51,34 @@ async def test_a_writer_without_a_storage_opens_its_own(file: str, tmp_path: Pat
         storage = make_storage(config)
         await storage.prepare()
         assert await storage.size() == 4
+
+
+class Shelf:
+    """A plugin's reader and writer: a list."""
+
+    rows: ClassVar[list[Experience]] = []
+
+    def __init__(self, config: ExperienceBufferConfig, settings: ReaderSettings | None) -> None:
+        self.name, self.size = config.name, settings.batch_size if settings else 0
+
+    async def read(self, batch_size: int | None = None, **_: object) -> list[Experience]:
+        size = batch_size or self.size
+        found = [self.rows.pop(0) for _ in range(size)]
+        return found
+
+    async def write(self, experiences: list[Experience]) -> dict[str, float]:
+        self.rows.extend(experiences)
+        return {}
+
+
+async def test_a_plugin_brings_a_reader_and_a_writer():
+    READER.register_module("shelf")(Shelf)
+    WRITER.register_module("shelf")(Shelf)
+    config = section(storage_type="shelf")
+    await get_buffer_writer(config).write(group(3))
+    assert tasks_of(await get_buffer_reader(config, batch_size=2).read()) == [0, 1]
+    with pytest.raises(UnknownNameError, match="No buffer reader is called 'shelv'"):
+        get_buffer_reader(section(storage_type="shelv"))
 
 
 @pytest.mark.parametrize("file", ["q.jsonl", "q.db"])

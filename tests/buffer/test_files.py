@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.buffer.rows import BadRowError, DataError, open_rows
+from trinity.buffer.rows import BadRowError, DataError, iterate, open_rows
 from trinity.buffer.rows.files import find_files
 
 
@@ -147,6 +147,7 @@ def test_tables_are_read_through_datasets(form: str, tmp_path: Path):
         path.write_bytes(gzip.compress(b'{"q": "a", "n": 1}\n{"q": "b", "n": 2}\n'))
     rows = open_rows(str(tmp_path))
     assert rows[1] == {"q": "b", "n": 2}
+    assert list(iterate(rows, 5)) == [(0, {"q": "a", "n": 1}), (1, {"q": "b", "n": 2})]
     assert rows.columns == ["q", "n"]
 
 

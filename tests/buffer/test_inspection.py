@@ -71,6 +71,12 @@ def test_statistics_of_a_mixed_set():
     assert found.lengths == {"prompt": [9, 11, 9]}
 
 
+def test_repetitions_are_found_by_a_key_that_reaches_into_objects():
+    rows = ListRows([{"q": {"text": text}, "n": n} for n, text in enumerate("aab")])
+    found = statistics(rows, lambda row: None, lambda row: Seen("", (), {}), key="q.text")
+    assert found.duplicates == [("row, row 2", "row, row 1")]
+
+
 def test_lengths_of_large_sets_are_sampled():
     rows = ListRows([{"q": "x" * i, "a": i} for i in range(1, 200)])
     found = statistics(rows, lambda row: None, TaskViewer(section()), max_measured=20)

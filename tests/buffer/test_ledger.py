@@ -85,6 +85,87 @@ def test_nothing_is_lost_and_nothing_is_read_twice(kind: str):
     run()
 
 
+SHARED_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["w0", "w1", "r0", "r1"]),
+        st.sampled_from(["work", "work", "work", "save", "crash"]),
+        st.integers(1, 4),
+    ),
+    max_size=30,
+)
+
+
+@dataclass
+class Process:
+    """A process that shares a table with others, and what it did, call by call."""
+
+    storage: SQLStorage
+    calls: list[list[int]] = field(default_factory=list)
+    num_saved: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+async def opened(name: str, folder: str) -> Process:
+    storage = SQLStorage("q", f"sqlite:///{folder}/q.db", owner=name)
+    await storage.prepare()
+    return Process(storage, state=storage.state_dict())
+
+
+async def crash(process: Process, name: str, folder: str) -> list[int]:
+    """Start ``process`` again from what it saved; what it did after that."""
+    await process.storage.close()
+    process.storage = (await opened(name, folder)).storage
+    process.storage.load_state_dict(process.state)
+    undone = [label for call in process.calls[process.num_saved :] for label in call]
+    del process.calls[process.num_saved :]
+    return undone
+
+
+async def play_shared(folder: str, steps: list[tuple[str, str, int]]) -> None:
+    """Each label that stands is read once, by whoever, whichever processes are put back."""
+    processes = {name: await opened(name, folder) for name in ("w0", "w1", "r0", "r1")}
+    standing: set[int] = set()
+    unread: set[int] = set()
+    num_labels = 0
+    for name, action, count in steps:
+        process = processes[name]
+        if action == "save":
+            process.num_saved, process.state = len(process.calls), process.storage.state_dict()
+        elif action == "crash":
+            undone = set(await crash(process, name, folder))
+            if name[0] == "w":
+                standing -= undone
+            unread = unread - undone if name[0] == "w" else unread | (undone & standing)
+        elif name[0] == "w":
+            labels = list(range(num_labels, num_labels + count))
+            num_labels += count
+            await process.storage.put([experience(label) for label in labels])
+            process.calls.append(labels)
+            standing |= set(labels)
+            unread |= set(labels)
+        elif unread:
+            found = [int(e.eid.task) for e in await process.storage.get(count, 0.0) or []]
+            assert set(found) <= unread
+            process.calls.append(found)
+            unread -= set(found)
+        assert await process.storage.size() == len(unread)
+    read = Counter(label for n in ("r0", "r1") for call in processes[n].calls for label in call)
+    assert {label for label in read if label in standing} == standing - unread
+    assert set(read.values()) <= {1}
+    for process in processes.values():
+        await process.storage.close()
+
+
+def test_processes_that_share_a_table_are_put_back_one_by_one():
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(SHARED_STEPS)
+    def run(steps: list[tuple[str, str, int]]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(play_shared(folder, steps))
+
+    run()
+
+
 def test_a_rewind_takes_back_what_came_after_it_and_no_more():
     found = outcome(
         [

@@ -13,7 +13,7 @@ from trinity.buffer.operators import (
 )
 from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.storage.queue import QueueStorage
-from trinity.buffer.writer.base import QueueWriter
+from trinity.buffer.writer.queue import QueueWriter
 from trinity.common.config.data_processor import OperatorConfig
 from trinity.common.constants import SELECTOR_METRIC
 from trinity.common.experience import Experience

@@ -2,14 +2,18 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.buffer.samples import experience, group, tasks_of
 from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.storage.journal import JsonlJournal, StorageError
+from trinity.buffer.storage.priority import PRIORITY_FUNC
 from trinity.buffer.storage.queue import QueueStorage
 from trinity.buffer.storage.sql import SQLJournal
-from trinity.buffer.writer.base import QueueWriter
+from trinity.buffer.writer.queue import QueueWriter
 from trinity.common.config.buffer import ReplayBufferConfig
 from trinity.common.errors import DeadlineError
 from trinity.common.experience import deserialize_many, serialize_many
@@ -267,6 +271,49 @@ async def test_replay_gives_the_newest_first_and_the_used_ones_later():
     found = await storage.get(4, 1)  # priorities 1, 2-2, 1-2, 0-2
     assert tasks_of(found) == ["new", 2, 1, 0]
     assert [e.info["use_count"] for e in found] == [1, 2, 2, 2]
+
+
+@given(st.integers(0, 50), st.integers(0, 9), st.floats(0, 5), st.integers(-1, 4), st.floats(0, 2))
+def test_priorities_are_the_formulas(
+    version: int, uses: int, decay: float, limit: int, sigma: float
+):
+    item = [experience(0, version=version, info={"use_count": uses}), experience(1, version=99)]
+    plain = PRIORITY_FUNC.get("linear_decay")(decay)  # type: ignore[call-arg]
+    assert plain(item) == (version - decay * uses, True)
+    noise = np.random.default_rng(7)
+    names = ("linear_decay_use_count_control_randomization", "decay_limit_randomization")
+    kinds = [PRIORITY_FUNC.get(name) for name in names]
+    limited = kinds[0](decay, limit, sigma, seed=7)  # type: ignore[call-arg]
+    for _ in range(3):
+        priority, is_reusable = limited(item)
+        expected = version - decay * uses + (sigma * noise.standard_normal() if sigma else 0)
+        assert priority == expected
+        assert is_reusable == (limit <= 0 or uses < limit)
+    assert kinds[0] is kinds[1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=20), st.floats(0.1, 3))
+@settings(max_examples=50, deadline=None)
+def test_replay_gives_the_highest_priority_and_the_oldest_of_equals(
+    steps: list[tuple[int, bool]], decay: float
+):
+    """Against a plain list: every item cools down at once."""
+
+    async def play() -> None:
+        storage = await queue(replay=replaying(0.0, decay=decay), clock=lambda: 0.0)
+        waiting: list[tuple[int, int, int]] = []  # label, version, uses; the oldest first
+        used: list[tuple[int, int, int]] = []  # comes back with the next read
+        for label, (version, is_read) in enumerate(steps):
+            await storage.put([experience(label, version=version)])
+            waiting.append((label, version, 0))
+            if is_read:
+                waiting, used = waiting + used, []
+                best = max(waiting, key=lambda item: item[1] - decay * item[2])
+                assert tasks_of(await storage.get(1, 0.0)) == [best[0]]
+                waiting.remove(best)
+                used = [(*best[:2], best[2] + 1)]
+
+    asyncio.run(play())
 
 
 async def test_replay_without_a_cooldown_reads_once():

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.buffer.samples import group
 from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.storage.sql import SQLStorage
-from trinity.buffer.writer.base import QueueWriter
+from trinity.buffer.writer.queue import QueueWriter
 
 
 def parts(path: Path) -> tuple[SQLStorage, QueueWriter, QueueReader]:

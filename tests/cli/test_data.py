@@ -5,7 +5,8 @@ from typer.testing import CliRunner
 
 from tests.buffer.tokenizers_for_tests import characters
 from trinity.cli.data import app
-from trinity.cli.data_sources import UsageError
+from trinity.cli.usage import UsageError
+from trinity.common.schema.database import DatabaseProblem
 
 CONFIG = """
 mode: both
@@ -67,5 +68,36 @@ def test_wrong_arguments_are_named(folder: Path):
         run("show")
     with pytest.raises(UsageError, match=r"no data set 'x'. It has: sums"):
         run("show", "--config", folder / "run.yaml", "--name", "x")
+    rows = folder / "train.jsonl"
     with pytest.raises(UsageError, match="'promt=x'"):
-        run("show", folder / "train.jsonl", "-k", "promt=x")
+        run("show", rows, "-k", "promt=x")
+    with pytest.raises(UsageError, match="prompt_type=plain: Input should be 'messages'"):
+        run("show", rows, "-k", "prompt_type=plain")
+    with pytest.raises(UsageError, match="--kind is 'sfft'; use task, cpt, dpo"):
+        run("show", rows, "--kind", "sfft")
+    with pytest.raises(UsageError, match=r"'math_workflo'\. Did you mean 'math_workflow'"):
+        run("stats", rows, "--workflow", "math_workflo")
+    with pytest.raises(UsageError, match="No tokenizer can be loaded from '/no/model'"):
+        run("show", rows, "--model", "/no/model")
+    with pytest.raises(UsageError, match="--start is 9, but train has 3 rows"):
+        run("show", rows, "--start", 9)
+    with pytest.raises(UsageError, match=r"^'quesion' is no column"):
+        run("show", rows, "-k", "prompt_key=quesion")
+
+
+def test_a_database_that_is_not_there_is_not_made(folder: Path):
+    with pytest.raises(UsageError, match="There is no database"):
+        run("show", folder / "none.db")
+    with pytest.raises(DatabaseProblem, match="There is no database"):
+        run("convert", folder / "none.db", folder / "x.jsonl")
+    assert not (folder / "none.db").exists()
+
+
+def test_without_a_column_whole_rows_are_shown_with_a_hint(folder: Path):
+    output = run("show", folder / "train.jsonl", "-r", 1)
+    assert "'answer': '2'" in output and "-k prompt_key=<column>" in output
+
+
+def test_help_has_the_options_of_data_sets_and_its_own():
+    output = run("show", "--help")
+    assert all(option in output for option in ("--config", "--workflow", "--rows", "--start"))

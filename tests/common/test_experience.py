@@ -215,6 +215,23 @@ def test_a_header_of_another_shape_is_a_value_error(header) -> None:
         deserialize_many(forged(header, {}))
 
 
+@pytest.mark.parametrize("dtype", wire._DTYPES, ids=str)
+def test_the_body_is_what_safetensors_writes(dtype: torch.dtype) -> None:
+    named = {
+        "0.grid": torch.arange(6).reshape(3, 2).t().to(dtype),  # not contiguous
+        "0.größe": torch.arange(3).to(dtype)[1:],
+        "0.none": torch.empty(0, 4, dtype=dtype),
+        "0.one": torch.tensor(1).to(dtype),
+        "1.flag": torch.tensor([True]),
+        "1.wide": torch.tensor([2.5], dtype=torch.float64),
+    }
+    columns = {"tokens": [torch.arange(3, dtype=torch.int32), None], "x": [torch.zeros(1)] * 2}
+    payload = wire.pack(wire.Table(2, columns, named=named))
+    joined = {"column.tokens": torch.arange(3, dtype=torch.int32), "column.x": torch.zeros(2)}
+    blobs = {f"named.{name}": tensor.contiguous() for name, tensor in named.items()}
+    assert payload.endswith(save_tensors(joined | blobs))
+
+
 def test_bytes_of_another_version_name_it() -> None:
     payload = bytearray(Experience(tokens=[1, 2]).serialize())
     payload[4] = 1
@@ -258,6 +275,12 @@ def test_numpy_and_torch_numbers_become_plain_ones() -> None:
 def test_what_cannot_be_stored_says_so(value: object) -> None:
     with pytest.raises(TypeError, match="can't be stored in an experience"):
         Experience(tokens=[1, 2], info={"x": value}).serialize()
+
+
+def test_a_tensor_of_a_foreign_type_says_so() -> None:
+    media = {"x": torch.zeros(1, dtype=torch.complex128)}
+    with pytest.raises(TypeError, match=r"'named.0.x' is of torch.complex128"):
+        Experience(tokens=[1, 2], multi_modal_inputs=media).serialize()
 
 
 def test_half_a_character_survives() -> None:

@@ -56,6 +56,14 @@ def test_importing_the_config_loads_nothing_heavy():
     assert found.strip() == "[]"
 
 
+def test_tasks_are_opened_and_workflows_written_without_torch():
+    found = fresh(
+        "import sys, trinity.common.workflows, trinity.buffer.task_scheduler\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert found.strip() == "[]"
+
+
 def test_the_command_line_shows_its_help_without_torch():
     found = fresh(
         "import sys\n"

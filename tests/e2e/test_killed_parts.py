@@ -5,6 +5,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import Start
 from tests.e2e.test_grpo_run import scalars
 from tests.e2e.toy import Toy
@@ -52,19 +54,25 @@ def test_a_killed_engine_comes_back_with_the_weights_of_the_others(
     assert run.summary["stages"][0]["samples"] == 96
 
 
+@pytest.mark.parametrize(
+    ("part", "ranks"), [("trainer", 1), pytest.param("trainer_rank_1", 2, marks=pytest.mark.long)]
+)
 def test_a_killed_trainer_ends_the_run_and_is_named_last(
-    toy: Toy, start: Start, tmp_path: Path
+    toy: Toy, start: Start, tmp_path: Path, part: str, ranks: int
 ) -> None:
     config = toy.config(
-        tmp_path, buffer__total_steps=100, buffer__explorer_input__taskset=SLOW_REWARD
+        tmp_path,
+        buffer__total_steps=100,
+        buffer__explorer_input__taskset=SLOW_REWARD,
+        trainer={"dtype": "float32", "num_processes": ranks},
     )
     run = start(config)
     run.wait_for_step(1)
-    os.kill(run.pid_of("trainer"), signal.SIGKILL)
+    os.kill(run.pid_of(part), signal.SIGKILL)
     start_s = time.monotonic()
     assert run.wait() == 1
-    assert time.monotonic() - start_s < 15
-    assert "trainer: the process was killed" in run.last_lines
+    assert time.monotonic() - start_s < 20
+    assert f"{part}: the process was killed" in run.last_lines
     assert "Traceback" not in run.screen
     assert run.summary["status"] == "failed"
     assert "trainer" in run.summary["error"]

@@ -1,19 +1,18 @@
 """A run whose trainer is two processes, and one that trains an adapter."""
 
-import os
+import json
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.command import Command
+from tests.e2e.command import Command, processes_of
 from tests.e2e.conftest import Start
 from tests.e2e.test_grpo_run import scalars
 from tests.e2e.toy import Toy
+from trinity.checkpoint import layout
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 
 
@@ -44,18 +43,32 @@ def test_a_run_goes_on_from_one_rank_to_two(
 
 
 @pytest.mark.long
-def test_a_killed_rank_ends_the_run_and_is_named(toy: Toy, start: Start, tmp_path: Path) -> None:
+def test_a_run_killed_while_two_ranks_save_goes_on_from_the_save_before(
+    toy: Toy, start: Start, tmp_path: Path
+) -> None:
+    """The model is large enough for a save to take a while."""
+    model = shutil.copytree(toy.model, tmp_path / "model")
+    shape = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(shape | {"intermediate_size": 100_000}))
     config = toy.config(
-        tmp_path, buffer__total_steps=100, trainer={"dtype": "float32", "num_processes": 2}
+        tmp_path,
+        model__model_path=str(model),
+        trainer={"dtype": "float32", "num_processes": 2, "save_interval": 1},
+        trainer__save_strategy="single_thread",
     )
     run = start(config)
-    run.wait_for_step(1)
-    os.kill(run.pid_of("trainer_rank_1"), signal.SIGKILL)
-    killed = time.monotonic()
-    assert run.wait() == 1
-    assert time.monotonic() - killed < 20
-    assert "trainer_rank_1: the process was killed" in run.last_lines
+    aside = run.job / ".global_step_2.saving"
+    run.wait_for(lambda: any(aside.glob("actor/*.pt")), "the second save")
+    for process in processes_of(run.mark):
+        process.kill()
+    run.wait()
     assert run.remaining() == []
+    assert aside.is_dir() and not (run.job / "global_step_2").exists()
+    again = start(config).succeed()
+    assert "resumed at step 1" in again.screen
+    assert "Checkpoint .global_step_2.saving is not whole" in again.screen
+    assert not aside.exists()
+    assert layout.find_latest(run.job) == layout.Found(run.job / "global_step_3")
 
 
 def test_an_adapter_is_trained_synced_and_saved(toy: Toy, start: Start, tmp_path: Path) -> None:

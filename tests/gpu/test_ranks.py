@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.trainer.backends.process_ranks import rank_group
-from tests.trainer.backends.test_ranks import GRPO, rows
+from tests.trainer.backends.steps import GRPO, rows
 from tests.trainer.backends.test_torch_engine import settings
 from tests.trainer.toy import model_folder
 from trinity.common.models.adapters import AdapterSettings

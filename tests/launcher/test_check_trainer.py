@@ -55,6 +55,21 @@ def test_heads_and_ranks_that_do_not_divide_are_refused_with_what_would(tmp_path
     assert divides(8, 32, 4) and not divides(8, 12, 4)
 
 
+def test_batches_that_ranks_cannot_share_evenly_are_refused_with_what_would(tmp_path):
+    uneven = {"batch_size": 3, "train_batch_size": 7, "total_steps": 1}
+    rows = {"actor_rollout_ref": {"actor": {"ppo_micro_batch_size_per_gpu": 2}}}
+    for exact in (
+        {"use_dynamic_bsz": False, "trainer_config": rows},
+        {"trainer_type": "verl"},
+    ):
+        plan = plan_of(tmp_path, trainer={"num_processes": 2, **exact}, buffer=uneven)
+        [found] = messages(plan)
+        assert "7 experiences a step" in found and "over 2 ranks" in found
+        assert "one of 4, 6, 8" in found
+    plan = plan_of(tmp_path, trainer={"num_processes": 2}, buffer=uneven)
+    assert messages(plan) == []
+
+
 def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path, plan):
     tokenizer = {"model": {"vocab": {"a": 0, "b": 96}}, "added_tokens": [{"id": 97}]}
     (tmp_path / "model/tokenizer.json").write_text(json.dumps(tokenizer))

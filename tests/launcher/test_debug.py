@@ -13,6 +13,7 @@ from trinity.launcher.debug import DebugError, DebugRun, debug_workflow
 from trinity.launcher.engine_link import EngineClient, EngineServer
 
 EVIL = '<script>alert("x")</script>[red]</pre>'
+TITLE = "\x1b]0;evil\x07"
 
 
 @pytest.fixture
@@ -44,11 +45,12 @@ buffer:
 
 async def test_a_workflow_on_scripted_replies(config, tmp_path):
     console = Console(record=True, width=100)
-    run = DebugRun(config(), task=1, repeat=2, fake=("4", EVIL), output=tmp_path / "out")
+    run = DebugRun(config(), task=1, repeat=2, fake=("4", EVIL + TITLE), output=tmp_path / "out")
     experiences = await debug_workflow(run, console)
     assert [e.reward for e in experiences] == [1, 0]
     shown = console.export_text()
     assert EVIL in shown and "accuracy 1" in shown
+    assert "\x1b]0;" not in shown and "\\x1b]0;evil" in shown
     page = (tmp_path / "out" / "index.html").read_text()
     assert "<script" not in page and "&lt;script&gt;" in page and page.count("<pre") == 5
     assert "default-src 'none'" in page

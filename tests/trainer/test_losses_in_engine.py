@@ -1,6 +1,6 @@
 """Every loss through the torch engine: packed, in micro-batches, with shared prompts.
 
-The gradient of all parameters is compared with that of the whole padded batch.
+The gradient of all parameters, and every metric, is compared with that of the whole padded batch.
 """
 
 import pytest
@@ -10,9 +10,10 @@ from tests.trainer.backends.test_torch_engine import (
     assert_close,
     gradients,
     plain_gradient,
+    plain_outputs,
     settings,
 )
-from tests.trainer.toy import groups, model_folder
+from tests.trainer.toy import groups, model_folder, plain_model
 from trinity.algorithm import POLICY_LOSS_FN, PolicyLossFn
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
@@ -40,7 +41,7 @@ async def engine_gradient(folder, batch, objective):
     engine = TorchTrainEngine(settings(folder, micro_batches=rule))
     await engine.prepare()
     metrics = await engine.forward_backward(batch, objective)
-    return metrics["actor/final_loss"], gradients(engine)
+    return metrics, gradients(engine)
 
 
 @pytest.mark.parametrize("name", POLICY_LOSS_FN.names())
@@ -49,9 +50,12 @@ async def test_packed_shares_give_the_gradient_of_the_whole(tmp_path, name):
     batch = batch_for_all()
     objective = Objective(POLICY_LOSS_FN.get(name)())
     loss, wanted = plain_gradient(folder, batch, objective)
-    found_loss, found = await engine_gradient(folder, batch, objective)
-    assert found_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    metrics, found = await engine_gradient(folder, batch, objective)
+    assert metrics.pop("actor/final_loss") == pytest.approx(loss, rel=1e-5, abs=1e-6)
     assert_close(found, wanted, tolerance=3e-6)
+    with torch.no_grad():
+        _, whole = objective(plain_outputs(plain_model(folder), batch), batch)
+    assert metrics == pytest.approx({n: float(v) for n, v in whole.items()}, rel=1e-4, abs=1e-5)
 
 
 class BestTokens(PolicyLossFn):
@@ -68,6 +72,6 @@ async def test_a_plugin_loss_that_does_not_add_up_is_computed_in_two_passes(tmp_
     objective = Objective(BestTokens())
     assert not objective.adds_up(batch)
     loss, wanted = plain_gradient(folder, batch, objective)
-    found_loss, found = await engine_gradient(folder, batch, objective)
-    assert found_loss == pytest.approx(loss, rel=1e-5)
+    metrics, found = await engine_gradient(folder, batch, objective)
+    assert metrics["actor/final_loss"] == pytest.approx(loss, rel=1e-5)
     assert_close(found, wanted, tolerance=3e-6)

@@ -47,6 +47,12 @@ async def test_a_world_of_text(step_wise):
     assert rows[0].metrics["missing_actions"] == 1 and rows[0].metrics["env_steps"] == 3
 
 
+@pytest.mark.parametrize("key", ["max_turns", "max_env_steps"])
+async def test_a_world_ends_after_so_many_turns(key):
+    [row], _ = await run(DoorWorkflow, ["hm"] * 9, repeat_times=1, workflow_args={key: 2})
+    assert row.metrics["env_steps"] == 2
+
+
 async def test_a_second_try_after_a_reflection():
     model = FakeModel(["<action>open door</action>"] * 2 + ["I need the key."] + SOLVED, version=2)
     arguments = {"reflect": True, "max_env_steps": 2}

@@ -3,8 +3,7 @@
 Importing this loads no torch: built-in entries, and the base classes below, load on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trinity.algorithm.advantage_fn import ADVANTAGE_FN
 from trinity.algorithm.algorithm_type import ALGORITHM_TYPE, AlgorithmType
@@ -12,6 +11,7 @@ from trinity.algorithm.entropy_loss_fn import ENTROPY_LOSS_FN
 from trinity.algorithm.kl_fn import KL_FN
 from trinity.algorithm.policy_loss_fn import POLICY_LOSS_FN
 from trinity.algorithm.sample_strategy import SAMPLE_STRATEGY
+from trinity.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trinity.algorithm.advantage_fn.base import AdvantageFn, GroupAdvantage
@@ -36,19 +36,14 @@ __all__ = [
     "SampleStrategy",
 ]
 
-_HERE = "trinity.algorithm"
-
-_BASES = {
-    "AdvantageFn": "advantage_fn.base",
-    "EntropyLossFn": "entropy_loss_fn.entropy",
-    "GroupAdvantage": "advantage_fn.base",
-    "KLFn": "kl_fn.base",
-    "PolicyLossFn": "policy_loss_fn.base",
-    "SampleStrategy": "sample_strategy.base",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _BASES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{_HERE}.{_BASES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AdvantageFn": "advantage_fn.base",
+        "EntropyLossFn": "entropy_loss_fn.entropy",
+        "GroupAdvantage": "advantage_fn.base",
+        "KLFn": "kl_fn.base",
+        "PolicyLossFn": "policy_loss_fn.base",
+        "SampleStrategy": "sample_strategy.base",
+    },
+)

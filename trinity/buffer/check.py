@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from trinity.buffer.rows import DataError, open_rows
+from trinity.buffer.data_set import is_data_set, rows_of_data_set
+from trinity.buffer.rows import DataError
 from trinity.buffer.rows.check import refuse_missing_columns, usable_rows
 from trinity.buffer.schema import FORMATTER
 from trinity.buffer.schema.task import TaskFormatter
@@ -10,7 +11,6 @@ from trinity.buffer.selector import SELECTORS
 from trinity.buffer.storage.priority import PRIORITY_FUNC
 from trinity.buffer.taskset import rows_of
 from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
-from trinity.common.constants import StorageType
 from trinity.common.errors import Problem
 from trinity.utils.registry import Registry, UnknownNameError
 
@@ -34,7 +34,7 @@ def check_taskset(config: TasksetConfig) -> list[Problem]:
 
 def check_experience_buffer(config: ExperienceBufferConfig) -> list[Problem]:
     """Problems of a buffer of experiences, their keys relative to its section."""
-    if config.storage_type is StorageType.FILE and config.schema_type != "experience":
+    if is_data_set(config) and config.schema_type != "experience":
         selector = config.data_selector.selector_type
         named = _check_name(SELECTORS, selector, "data_selector.selector_type")
         return [*named, *_problems(lambda: _check_dataset(config), config)]
@@ -45,11 +45,9 @@ def check_experience_buffer(config: ExperienceBufferConfig) -> list[Problem]:
 
 
 def _check_dataset(config: ExperienceBufferConfig) -> None:
-    if not config.path:
-        raise DataError("The data set has no path. Give a file, a folder or a hub name.")
-    rows = open_rows(config.path, split=config.split, subset=config.subset_name)
+    rows = rows_of_data_set(config)
     kind = FORMATTER.get(config.schema_type or "sft")
-    refuse_missing_columns(rows, kind.required_keys(config.format), config.path)
+    refuse_missing_columns(rows, kind.required_keys(config.format), config.path or "")
     usable_rows(rows, lambda row: kind.check(row, config.format), config.on_bad_row, _QUICK_ROWS)
 
 

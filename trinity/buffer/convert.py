@@ -88,7 +88,7 @@ def _of_database(source: str, table: str) -> tuple[str, Iterator[list[Row]], Kin
     from trinity.common.schema.database import Database
     from trinity.common.schema.tables import ExperienceTables
 
-    database = Database(source)
+    database = Database(source, must_exist=True)
     database.open()
     names = database.table_names()
     sets = [name for name in names if not name.endswith(("_blob", "_ledger"))]

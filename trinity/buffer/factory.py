@@ -2,16 +2,19 @@
 
 from typing import TYPE_CHECKING, Any, cast
 
+from trinity.buffer.data_set import is_data_set, rows_of_data_set
+from trinity.buffer.reader import READER, ReaderSettings
 from trinity.buffer.reader.dataset import DatasetReader
 from trinity.buffer.reader.queue import QueueReader
-from trinity.buffer.rows import DataError, open_rows
+from trinity.buffer.rows import DataError
 from trinity.buffer.rows.check import refuse_missing_columns, usable_rows
 from trinity.buffer.schema import FORMATTER
 from trinity.buffer.selector import SELECTORS, DataSource
 from trinity.buffer.storage.journal import Journal, JsonlJournal
 from trinity.buffer.storage.queue import QueueStorage
-from trinity.buffer.writer.base import BufferWriter, QueueWriter
+from trinity.buffer.writer import WRITER, BufferWriter
 from trinity.buffer.writer.file import FileWriter
+from trinity.buffer.writer.queue import QueueWriter
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.constants import StorageType
 
@@ -53,31 +56,18 @@ def make_journal(config: ExperienceBufferConfig) -> Journal | None:
 
 
 def get_buffer_reader(
-    config: ExperienceBufferConfig,
-    storage: object | None = None,
-    *,
-    tokenizer_path: str | None = None,
-    batch_size: int = 1,
-    total_steps: int | None = None,
-    max_tokens: int | None = None,
-    trust_remote_code: bool = False,
+    config: ExperienceBufferConfig, storage: object | None = None, **settings: Any
 ) -> Any:
     """The reader of a buffer: `await reader.read()`, `state_dict`, `load_state_dict`.
 
     Args:
-        storage: For `queue` and `sql`: what the writers write to (or a stand-in). None makes one.
-        tokenizer_path: For data sets: whose tokenizer and chat template.
-        batch_size: Experiences of a read that names no number.
-        total_steps: For data sets: reads of a full batch there are; None: `total_epochs`.
-        max_tokens: For data sets: a longer row is a bad row.
-        trust_remote_code: For data sets: run tokenizer code that comes with the model folder.
+        storage, settings: Fields of `ReaderSettings`.
+
+    Raises:
+        UnknownNameError: No reader has the name `storage_type`.
     """
-    if config.storage_type is StorageType.FILE:
-        return _dataset_reader(
-            config, tokenizer_path, batch_size, total_steps, max_tokens, trust_remote_code
-        )
-    shared = make_storage(config) if storage is None else storage
-    return QueueReader(cast(QueueStorage, shared), batch_size, config.max_read_timeout)
+    entry = READER.get(config.storage_type or StorageType.QUEUE)
+    return entry(config, ReaderSettings(storage, **settings))
 
 
 def get_buffer_writer(
@@ -86,42 +76,51 @@ def get_buffer_writer(
     """The writer of a buffer. For `queue` and `sql` ``storage`` is what the readers read from.
 
     Without a ``storage`` it opens one of its own while it has work to do.
+
+    Raises:
+        UnknownNameError: No writer has the name `storage_type`.
     """
-    if config.storage_type is StorageType.FILE:
-        assert config.path is not None
-        return FileWriter(config.path)
+    return WRITER.get(config.storage_type or StorageType.QUEUE)(config, storage)
+
+
+def storage_reader(
+    config: ExperienceBufferConfig, settings: ReaderSettings
+) -> QueueReader | DatasetReader:
+    """The reader of a `queue` or `sql` buffer; a table of another schema is a data set."""
+    if is_data_set(config):
+        return dataset_reader(config, settings)
+    shared = make_storage(config) if settings.storage is None else settings.storage
+    return QueueReader(cast(QueueStorage, shared), settings.batch_size, config.max_read_timeout)
+
+
+def storage_writer(config: ExperienceBufferConfig, storage: object | None) -> QueueWriter:
+    """The writer of a `queue` or `sql` buffer."""
     shared = make_storage(config) if storage is None else storage
     return QueueWriter(cast(QueueStorage, shared), owns_storage=storage is None)
 
 
-def _dataset_reader(
-    config: ExperienceBufferConfig,
-    tokenizer_path: str | None,
-    batch_size: int,
-    total_steps: int | None,
-    max_tokens: int | None,
-    trust_remote_code: bool,
-) -> DatasetReader:
+def file_writer(config: ExperienceBufferConfig, storage: object | None) -> FileWriter:
+    """The writer of a `file` buffer."""
     if not config.path:
-        raise DataError(f"The data set {config.name!r} has no path.")
-    rows = open_rows(
-        config.path,
-        split=config.split,
-        subset=config.subset_name,
-        shows_progress=config.enable_progress_bar,
-    )
+        raise DataError(f"The buffer {config.name!r} has no path. Name its .jsonl file.")
+    return FileWriter(config.path)
+
+
+def dataset_reader(config: ExperienceBufferConfig, settings: ReaderSettings) -> DatasetReader:
+    """The reader of a data set: files, or a table of rows in a database."""
+    rows = rows_of_data_set(config)
     kind = FORMATTER.get(config.schema_type or "sft")
-    refuse_missing_columns(rows, kind.required_keys(config.format), config.path)
+    refuse_missing_columns(rows, kind.required_keys(config.format), config.path or "")
     rows, _ = usable_rows(rows, lambda row: kind.check(row, config.format), config.on_bad_row)
-    tokenizer = _tokenizer(tokenizer_path, trust_remote_code) if tokenizer_path else None
-    epochs = config.total_epochs or 1
+    path, size, steps = settings.tokenizer_path, settings.batch_size, settings.total_steps
+    tokenizer = _tokenizer(path, settings.trust_remote_code) if path else None
     return DatasetReader(
         rows,
-        kind(config.format, cast(Any, tokenizer), max_tokens),
+        kind(config.format, cast(Any, tokenizer), settings.max_tokens),
         SELECTORS.get(config.data_selector.selector_type)(DataSource(rows), config.data_selector),
         name=config.name or "dataset",
-        batch_size=batch_size,
-        total=len(rows) * epochs if total_steps is None else batch_size * total_steps,
+        batch_size=size,
+        total=len(rows) * (config.total_epochs or 1) if steps is None else size * steps,
         on_bad_row=config.on_bad_row,
     )
 

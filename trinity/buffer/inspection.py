@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trinity.buffer.rows import BadRow, BadRowError, Row, Rows
-from trinity.buffer.rows.check import RowFault
+from trinity.buffer.rows import BadRow, BadRowError, Row, Rows, lookup
+from trinity.buffer.rows.check import RowFault, checked
 from trinity.buffer.schema.task import TaskFormatter
 from trinity.common.config.buffer import TasksetConfig
 from trinity.common.workflows import Task
@@ -192,15 +192,9 @@ def statistics(
     """
     found = Statistics(len(rows), rows.columns)
     first: dict[bytes, int] = {}
-    for index in range(len(rows)):
-        try:
-            row = rows[index]
-            check(row)
-        except RowFault as fault:
-            found.bad_rows.append(BadRow(rows.where(index), fault.key, fault.reason))
-            continue
-        except BadRowError as error:
-            found.bad_rows += error.bad_rows
+    for index, row in checked(rows, check):
+        if isinstance(row, BadRow):
+            found.bad_rows.append(row)
             continue
         mark = _digest(row, key)
         earlier = first.setdefault(mark, index)
@@ -230,7 +224,7 @@ def _sample(size: int, limit: int) -> list[int]:
 
 
 def _digest(row: Row, key: str) -> bytes:
-    value = row.get(key) if key else sorted(row.items(), key=lambda item: item[0])
+    value = lookup(row, key) if key else sorted(row.items(), key=lambda item: item[0])
     return hashlib.blake2b(repr(value).encode(), digest_size=12).digest()
 
 

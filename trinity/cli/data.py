@@ -1,11 +1,13 @@
 """`trinity data`: look at data sets before a run, and copy them into other forms."""
 
-from __future__ import annotations
-
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from trinity.cli.usage import PLUGIN_DIR, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,14 +31,12 @@ KEYS = typer.Option(
 )
 MODEL = typer.Option(None, "--model", help="Model folder: its tokenizer and chat template.")
 WORKFLOW = typer.Option(None, "--workflow", help="Workflow that asks the tasks.")
-PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
 ROWS = typer.Option(3, "--rows", "-r", min=1, help="Rows to show.")
 START = typer.Option(0, "--start", "-s", min=0, help="First row to show, from 0.")
 MEASURED = typer.Option(5000, "--sample", min=1, help="Rows whose length is measured.")
 
 
-@app.command()
-def show(
+def _source(
     path: str = PATH,
     config: Path = CONFIG,
     name: str = NAME,
@@ -48,19 +48,41 @@ def show(
     model: str = MODEL,
     workflow: str = WORKFLOW,
     plugin_dir: list[Path] = PLUGIN_DIR,
-    rows: int = ROWS,
-    start: int = START,
-) -> None:
+) -> "DataSet":
+    """The data set that the shared options name."""
+    from trinity.cli.data_sources import find_data_set
+
+    return find_data_set(
+        path, config, name, split, subset, table, kind, key or [], model, workflow, plugin_dir or []
+    )
+
+
+def _on_data_set(command: Callable[..., None]) -> Callable[..., None]:
+    """``command``, with the options of `_source` in place of its first argument."""
+    shared = list(inspect.signature(_source).parameters.values())
+    own = list(inspect.signature(command).parameters.values())[1:]
+
+    def run(**given: Any) -> None:
+        found = _source(**{option.name: given.pop(option.name) for option in shared})
+        command(found, **given)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {option.name: option.annotation for option in (*shared, *own)}
+    run.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]  # for typer
+    return run
+
+
+@app.command()
+@_on_data_set
+def show(found: "DataSet", rows: int = ROWS, start: int = START) -> None:
     """Show rows as the model will see them: rendered prompt, tokens, truncation."""
     from rich.console import Console
 
     from trinity.buffer.inspection import look
     from trinity.buffer.rows import BadRow
-    from trinity.cli.data_sources import find_data_set
 
-    found = find_data_set(
-        path, config, name, split, subset, table, kind, key or [], model, workflow, plugin_dir or []
-    )
+    if start >= len(found.rows):
+        raise UsageError(f"--start is {start}, but {found.name} has {len(found.rows)} rows.")
     console = Console(highlight=False, markup=False)
     console.print(f"{found.name}: {len(found.rows)} rows, columns {', '.join(found.rows.columns)}")
     for index in range(start, min(start + rows, len(found.rows))):
@@ -69,46 +91,34 @@ def show(
             console.print(f"bad row: {seen}", style="red")
         else:
             _show_row(console, seen, found)
+    if found.hint:
+        console.print(found.hint, style="dim")
 
 
-def _show_row(console: Console, seen: Seen, found: DataSet) -> None:
+def _show_row(console: "Console", seen: "Seen", found: "DataSet") -> None:
     from rich.panel import Panel
     from rich.text import Text
+
+    from trinity.utils.terminal import harmless
 
     text = Text()
     for label, content in seen.parts:
         size = seen.num_tokens.get(label)
         text.append(f"{label}" + ("" if size is None else f" ({size} {found.unit})"), "bold")
-        text.append(f"\n{content}\n")
+        text.append(f"\n{harmless(str(content))}\n")
     if seen.note:
         text.append(seen.note, "bold red")
     console.print(Panel(text, title=seen.where, title_align="left", expand=False))
 
 
 @app.command()
-def stats(
-    path: str = PATH,
-    config: Path = CONFIG,
-    name: str = NAME,
-    split: str = SPLIT,
-    subset: str = SUBSET,
-    table: str = TABLE,
-    kind: str = KIND,
-    key: list[str] = KEYS,
-    model: str = MODEL,
-    workflow: str = WORKFLOW,
-    plugin_dir: list[Path] = PLUGIN_DIR,
-    sample: int = MEASURED,
-) -> None:
+@_on_data_set
+def stats(found: "DataSet", sample: int = MEASURED) -> None:
     """Count rows, broken ones and repetitions, draw the lengths. Exit code 1 for broken rows."""
     from rich.console import Console
 
     from trinity.buffer.inspection import statistics
-    from trinity.cli.data_sources import find_data_set
 
-    found = find_data_set(
-        path, config, name, split, subset, table, kind, key or [], model, workflow, plugin_dir or []
-    )
     figures = statistics(
         found.rows, found.check, found.viewer, key=found.compared, max_measured=sample
     )
@@ -117,7 +127,7 @@ def stats(
         raise typer.Exit(1)
 
 
-def _show_statistics(console: Console, figures: Statistics, found: DataSet) -> None:
+def _show_statistics(console: "Console", figures: "Statistics", found: "DataSet") -> None:
     from trinity.buffer.inspection import histogram
 
     console.print(f"{found.name}: {figures.num_rows} rows", style="bold")

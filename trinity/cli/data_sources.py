@@ -5,26 +5,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from trinity.buffer.check import check_experience_buffer, check_taskset
 from trinity.buffer.convert import is_database
+from trinity.buffer.data_set import is_data_set, rows_of_data_set
 from trinity.buffer.inspection import ExperienceViewer, TaskViewer, Viewer
-from trinity.buffer.rows import Row, Rows, open_rows
+from trinity.buffer.rows import Row, Rows
 from trinity.buffer.schema import FORMATTER
 from trinity.buffer.schema.task import TaskFormatter
 from trinity.buffer.taskset import rows_of
+from trinity.cli.usage import UsageError
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity.common.config.model import ModelConfig
 from trinity.common.constants import OnBadRow, StorageType
-from trinity.common.errors import ConfigError, Problem, TrinityError
+from trinity.common.errors import ConfigError, Problem
+from trinity.utils.registry import UnknownNameError
 
 Section = TasksetConfig | ExperienceBufferConfig
-
-
-class UsageError(TrinityError):
-    """The arguments don't say which data set is meant."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class DataSet:
         viewer: Shows a row as the model will see it.
         unit: What lengths count: "tokens", or "characters" without a tokenizer.
         compared: Column that repetitions are found by; empty: whole rows.
+        hint: What to give for a better view; empty: nothing.
     """
 
     name: str
@@ -44,6 +44,7 @@ class DataSet:
     viewer: Viewer
     unit: str
     compared: str = ""
+    hint: str = ""
 
 
 def find_data_set(
@@ -74,35 +75,40 @@ def find_data_set(
         return _opened(section, settings)
     if path is None:
         raise UsageError("Name a data set: a path, or a configuration with --config.")
+    try:
+        return _of_path(path, split, subset, table, kind, keys, model, workflow)
+    except ConfigError as error:  # there is no configuration whose key it could name
+        raise UsageError("\n".join(problem.message for problem in error.problems)) from error
+
+
+def _of_path(
+    path: str,
+    split: str,
+    subset: str | None,
+    table: str,
+    kind: str,
+    keys: Sequence[str],
+    model: str | None,
+    workflow: str | None,
+) -> DataSet:
     settings = ModelConfig(model_path=model or "")
-    form = FormatConfig(**_pairs(keys))
+    form = _format(keys)
+    if kind not in ("task", *FORMATTER.names()):
+        raise UsageError(f"--kind is {kind!r}; use task, {', '.join(FORMATTER.names())}.")
+    common: dict[str, Any] = {
+        "name": table or Path(path).stem,
+        "path": path,
+        "storage_type": StorageType.SQL if is_database(path) else StorageType.FILE,
+        "split": split,
+        "subset_name": subset,
+        "format": form,
+    }
     if kind == "task":
-        where = StorageType.SQL if is_database(path) else StorageType.FILE
-        return _opened(
-            TasksetConfig(
-                name=table or Path(path).stem,
-                path=path,
-                storage_type=where,
-                split=split,
-                subset_name=subset,
-                format=form,
-                default_workflow_type=workflow,
-            ),
-            settings,
-        )
-    section = ExperienceBufferConfig(
-        name=Path(path).stem,
-        path=path,
-        storage_type=StorageType.FILE,
-        schema_type=kind,
-        split=split,
-        subset_name=subset,
-        format=form,
-    )
-    return _opened(section, settings)
+        return _opened(TasksetConfig(**common, default_workflow_type=workflow), settings)
+    return _opened(ExperienceBufferConfig(**common, schema_type=kind), settings)
 
 
-def _pairs(keys: Sequence[str]) -> dict[str, Any]:
+def _format(keys: Sequence[str]) -> FormatConfig:
     pairs = {}
     for text in keys:
         name, equals, value = text.partition("=")
@@ -110,7 +116,12 @@ def _pairs(keys: Sequence[str]) -> dict[str, Any]:
             known = ", ".join(FormatConfig.model_fields)
             raise UsageError(f"--key {text!r} is not <key>=<value> with one of the keys {known}.")
         pairs[name] = value
-    return pairs
+    try:
+        return FormatConfig.model_validate(pairs)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = str(fault["loc"][0])
+        raise UsageError(f"--key {name}={pairs[name]}: {fault['msg']}.") from None
 
 
 def _of_config(path: Path, name: str | None) -> tuple[Section, ModelConfig]:
@@ -134,7 +145,7 @@ def _sections(config: Config) -> list[Section]:
     tasks, inputs = config.buffer.explorer_input, config.buffer.trainer_input
     sections: list[Section] = [*tasks.tasksets, *tasks.eval_tasksets]
     buffers = [inputs.experience_buffer, *inputs.auxiliary_buffers.values()]
-    sections += [b for b in buffers if b is not None and b.storage_type is StorageType.FILE]
+    sections += [b for b in buffers if b is not None and is_data_set(b)]
     return [section for section in sections if section.path]
 
 
@@ -153,6 +164,7 @@ def _refuse(problems: list[Problem]) -> None:
 
 
 def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
+    _refuse_unknown_workflow(section)
     chat = _chat(model) if model.model_path else None
     cuts = "masked out" if model.enable_prompt_truncation else "the run stops there"
     limit = model.max_prompt_tokens
@@ -164,7 +176,17 @@ def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
         TaskViewer(section, chat, limit, cuts),
         "tokens" if chat is not None else "characters",
         section.format.prompt_key if is_named else "",
+        "" if is_named else "Whole rows: -k prompt_key=<column> shows what is asked.",
     )
+
+
+def _refuse_unknown_workflow(section: TasksetConfig) -> None:
+    from trinity.common.workflows import WORKFLOWS
+
+    try:
+        WORKFLOWS.get(section.default_workflow_type or "simple_workflow")
+    except (UnknownNameError, ImportError) as error:
+        raise UsageError(str(error)) from error
 
 
 def _experiences(section: ExperienceBufferConfig, model: ModelConfig) -> DataSet:
@@ -172,10 +194,10 @@ def _experiences(section: ExperienceBufferConfig, model: ModelConfig) -> DataSet
 
     if not model.model_path:
         raise UsageError("Give --model: what is trained on depends on its chat template.")
-    tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
+    tokenizer = _loaded(model, lambda: load_tokenizer(model.model_path, model.trust_remote_code))
     kind = FORMATTER.get(section.schema_type or "sft")
     formatter = kind(section.format, tokenizer, model.max_model_len)
-    rows = open_rows(section.path or "", split=section.split, subset=section.subset_name)
+    rows = rows_of_data_set(section)
     return DataSet(section.name, rows, formatter.format, ExperienceViewer(formatter), "tokens")
 
 
@@ -186,7 +208,7 @@ def _chat(model: ModelConfig) -> Any:
     template = model.custom_chat_template
     if model.chat_template_path:
         template = Path(model.chat_template_path).read_text()
-    return ChatFormat(
+    chat = ChatFormat(
         ModelSettings(
             model_path=model.model_path,
             chat_template=template,
@@ -194,3 +216,15 @@ def _chat(model: ModelConfig) -> Any:
             trust_remote_code=model.trust_remote_code,
         )
     )
+    _loaded(model, lambda: chat.tokenizer)
+    return chat
+
+
+def _loaded(model: ModelConfig, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except (OSError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [repr(error)]
+        raise UsageError(
+            f"No tokenizer can be loaded from {model.model_path!r}: {lines[0]}"
+        ) from error

@@ -1,11 +1,14 @@
 """`trinity debug`: try a workflow on one task, without a run."""
 
+import contextlib
+import gc
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
-from trinity.common.errors import TrinityError
+from trinity.cli.usage import PLUGIN_DIR, UsageError
 
 CONFIG = typer.Option(None, "--config", "-c", help="YAML file of the run.")
 OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
@@ -16,7 +19,6 @@ MODULE = typer.Option(
     help="workflow: run a task. inference_model: load the model once, for other terminals. "
     "viewer: show the page of the last run in a browser.",
 )
-PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
 OUTPUT = typer.Option("debug_output", "--output-dir", "-o", help="Folder for page and database.")
 OUTPUT_FILE = typer.Option(None, "--output-file", hidden=True)
 KEEP = typer.Option(False, "--disable-overwrite", help="Write beside an output that is there.")
@@ -26,12 +28,6 @@ TASK = typer.Option(0, "--task", help="Place of the task in its taskset, from 0.
 TASKSET = typer.Option(None, "--taskset", help="Name of the taskset; the first one if not given.")
 REPEAT = typer.Option(1, "--repeat", min=1, help="Runs of the task.")
 FAKE = typer.Option(None, "--fake", help="Reply of a scripted model; repeat for further replies.")
-
-
-class UsageError(TrinityError):
-    """The arguments don't fit."""
-
-    exit_code = 2
 
 
 def command(
@@ -63,9 +59,10 @@ def command(
         raise UsageError(f"--module is {module!r}; use workflow, inference_model or viewer.")
     if config is None:
         raise UsageError("--config is missing: the YAML file whose workflow or model is meant.")
-    from trinity.common.config import load_config
-    from trinity.launcher.debug import DebugRun, debug_workflow, serve_models
-    from trinity.utils.plugins import load_plugins
+    with _no_collector():
+        from trinity.common.config import load_config
+        from trinity.launcher.debug import DebugRun, debug_workflow, serve_models
+        from trinity.utils.plugins import load_plugins
 
     console = Console(highlight=False)
     os.environ.setdefault("TRINITY_LOG_DIR", str(folder / "log"))
@@ -81,6 +78,16 @@ def command(
         asyncio.run(debug_workflow(run, console))
 
 
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Imports leave no cycles to find; to look for them takes a quarter of a second."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def _folder(path: Path, is_kept: bool) -> Path:
     """The output folder; the older option named a file in it."""
     import time
@@ -92,8 +99,6 @@ def _folder(path: Path, is_kept: bool) -> Path:
 
 
 def _profile(folder: Path, is_wanted: bool):  # type: ignore[no-untyped-def]  # a context manager
-    import contextlib
-
     if not is_wanted:
         return contextlib.nullcontext()
     try:

@@ -27,7 +27,7 @@ class Mode(Choice):
     @property
     def trains(self) -> bool:
         """Whether this mode starts a trainer."""
-        return self in (Mode.BOTH, Mode.TRAIN, Mode.COLOCATE)
+        return self in (Mode.BOTH, Mode.TRAIN, Mode.COLOCATE, Mode.SERVE)
 
     @property
     def explores(self) -> bool:
@@ -37,7 +37,7 @@ class Mode(Choice):
     @property
     def pairs(self) -> bool:
         """Whether explorer and trainer run side by side in one command."""
-        return self in (Mode.BOTH, Mode.COLOCATE)
+        return self in (Mode.BOTH, Mode.COLOCATE, Mode.SERVE)
 
 
 class SyncMethod(Choice):

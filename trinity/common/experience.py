@@ -6,6 +6,7 @@ The layout of the bytes is `trinity.common.wire`; assembling rows into training 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from secrets import token_hex
 from typing import Any, Literal
 
@@ -42,6 +43,7 @@ _PLAIN_FIELDS = (
     "rejected_messages",
     "experience_type",
 )
+_TENSORS_OF, _VALUES_OF = attrgetter(*TENSOR_FIELDS), attrgetter(*_PLAIN_FIELDS)
 
 Messages = list[dict[str, object]]
 TruncateStatus = Literal["prompt_truncated", "response_truncated"]
@@ -309,11 +311,9 @@ def serialize_many(experiences: Sequence[Experience]) -> bytes:
     Raises:
         TypeError: ``info``, ``metrics`` or a message holds what msgpack has no type for.
     """
-    tensors = {name: [getattr(e, name) for e in experiences] for name in TENSOR_FIELDS}
-    values: dict[str, list[object]] = {
-        name: [getattr(e, name) for e in experiences] for name in _PLAIN_FIELDS
-    }
-    values["eid"] = [list(e.eid.to_dict().values()) for e in experiences]
+    tensors = _as_columns(TENSOR_FIELDS, map(_TENSORS_OF, experiences))
+    values = _as_columns(_PLAIN_FIELDS, map(_VALUES_OF, experiences))
+    values["eid"] = [_pack_eid(e.eid) for e in experiences]
     values["custom_fields"] = [_pack_custom_fields(e.custom_fields) for e in experiences]
     media = {
         f"{index}.{name}": tensor
@@ -321,6 +321,11 @@ def serialize_many(experiences: Sequence[Experience]) -> bytes:
         for name, tensor in (e.multi_modal_inputs or {}).items()
     }
     return wire.pack(wire.Table(len(experiences), tensors, values, media))
+
+
+def _as_columns(names: Iterable[str], rows: Iterable[Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Name -> what each row has of it; nothing if there are no rows."""
+    return dict(zip(names, zip(*rows, strict=True), strict=False))
 
 
 def deserialize_many(payload: bytes) -> list[Experience]:
@@ -368,17 +373,20 @@ def _restore(names: Iterable[str], values: Sequence[object]) -> Experience:
     return experience
 
 
+def _pack_eid(eid: EID) -> list[int | str]:
+    return [eid.batch, eid.task, eid.run, eid.step, eid.suffix]
+
+
 def _unpack_eid(ids: Any) -> EID:
     batch, task, run, step, suffix = ids
     return EID(batch, task, run, step, suffix)
 
 
 def _pack_custom_fields(fields: Sequence[CustomField]) -> list[list[str]] | None:
-    packed = [
+    return [
         [c.source_field, c.destination_field, str(c.data_type).removeprefix("torch.")]
         for c in fields
-    ]
-    return packed or None
+    ] or None
 
 
 def _unpack_custom_fields(packed: Any) -> list[CustomField]:

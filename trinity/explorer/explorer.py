@@ -14,7 +14,7 @@ from trinity.common.models.protocol import InferenceEngine, SleepingEngine, Weig
 from trinity.common.workflows import Task
 from trinity.explorer.engine_keeper import START_TIMEOUT_S, EngineKeeper
 from trinity.explorer.evaluation import summarize_eval
-from trinity.explorer.scheduler import BatchResult, Scheduler
+from trinity.explorer.scheduler import BatchResult, BatchSource
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.utils.metrics import Metrics, prefix_metrics
@@ -102,7 +102,7 @@ class Explorer:
     """
 
     engines: Sequence[InferenceEngine]
-    scheduler: Scheduler
+    scheduler: BatchSource
     tasks: TaskSource
     sink: ExperienceSink
     board: Board

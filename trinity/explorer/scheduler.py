@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from trinity.common.experience import Experience, deserialize_many
 from trinity.common.rewards import RewardError
@@ -69,6 +70,20 @@ class BatchResult:
     experiences: list[Experience]
     statuses: list[TaskStatus]
     metrics: dict[str, float]
+
+
+class BatchSource(Protocol):
+    """What an explorer gets its rollouts from: a `Scheduler`, or users (`explorer.proxy`)."""
+
+    async def prepare(self) -> None: ...
+
+    def submit(self, batch_id: int | str, tasks: Sequence[Task]) -> None: ...
+
+    async def collect(
+        self, batch_id: int | str, *, min_ratio: float = 1.0, wait_after_min_s: float = 0.0
+    ) -> BatchResult: ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ from trinity.buffer import (
     open_tasksets,
     read_all,
 )
+from trinity.buffer.data_set import is_data_set
 from trinity.buffer.factory import make_journal
 from trinity.buffer.operators import create_operators
 from trinity.buffer.reader.queue import QueueReader
@@ -126,7 +127,7 @@ def open_buffers(plan: RunPlan, say: Callable[[str], None]) -> Buffers:
     output = config.buffer.trainer_input.experience_buffer
     if config.mode is Mode.BENCH or output is None:
         return buffers
-    if output.storage_type is not StorageType.FILE:
+    if output.storage_type in (StorageType.QUEUE, StorageType.SQL) and not is_data_set(output):
         buffers.storage = _storage(plan, output)
     if config.mode.explores:
         buffers.pipeline = _pipeline(config, buffers.storage, output)
@@ -212,7 +213,7 @@ def _further_input(config: Config, buffer: ExperienceBufferConfig) -> Any:
     is_database = "://" in (buffer.path or "")
     kind = buffer.storage_type or (StorageType.SQL if is_database else StorageType.FILE)
     buffer = buffer.model_copy(update={"storage_type": kind})
-    if kind is StorageType.FILE:
+    if kind not in (StorageType.QUEUE, StorageType.SQL):
         return _reader(config, buffer, None)
     storage = make_storage(buffer)
     return QueueReader(cast(QueueStorage, storage), timeout_s=0.0, owns_storage=True)

@@ -183,7 +183,7 @@ def build_parts(
     explorer: Explorer | None = None
     auxiliary: list[InferenceEngine] = []
     if config.mode.explores:
-        explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter(role))
+        explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter(role), say)
     trainer = None
     checkpoints = JobCheckpoints(plan.job, config.trainer.max_checkpoints_to_keep)
     if config.mode.trains:

@@ -1,11 +1,13 @@
 """RunPlan -> the explorer: engines, runner processes, scheduler."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
+from trinity.buffer import get_buffer_writer
 from trinity.common.config import Config, InferenceModelConfig
-from trinity.common.constants import ConcurrentMode, EngineType, Mode
+from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.common.constants import ConcurrentMode, EngineType, Mode, StorageType
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.protocol import InferenceEngine
 from trinity.engine import engine_class
@@ -13,10 +15,11 @@ from trinity.engine.openai.settings import OpenAIEngineSettings
 from trinity.engine.torch.settings import TorchEngineSettings
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.explorer.benchmark import NoSink, NoTasks
-from trinity.explorer.explorer import Explorer, ExplorerSettings
+from trinity.explorer.explorer import Explorer, ExplorerSettings, TaskSource
 from trinity.explorer.pool import RunnerPool
+from trinity.explorer.proxy.service import Service, ServiceSettings
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
-from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.explorer.scheduler import BatchSource, Scheduler, SchedulerSettings
 from trinity.launcher.adapter import adapter_settings
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.plan import RunPlan, engine_gpus, rope_overrides
@@ -37,19 +40,34 @@ class Served:
 
 
 def build(
-    plan: RunPlan, board: Board, buffers: Buffers, reporter: Reporter
+    plan: RunPlan,
+    board: Board,
+    buffers: Buffers,
+    reporter: Reporter,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Explorer, list[InferenceEngine]]:
-    """The explorer of a plan, and the engines of auxiliary models. Nothing is loaded yet."""
+    """The explorer of a plan, and the engines of auxiliary models. Nothing is loaded yet.
+
+    Args:
+        say: Shows a line to the person at the screen.
+    """
     config = plan.config
     rollout = _serve(plan, config.explorer.rollout_model, f"{config.explorer.name}_rollout_model")
     auxiliary = [
         _serve(plan, model, f"{config.explorer.name}_auxiliary_{index}_model")
         for index, model in enumerate(config.explorer.auxiliary_models)
     ]
+    scheduler: BatchSource
+    tasks: TaskSource
+    if config.mode is Mode.SERVE:
+        scheduler = tasks = _service(plan, rollout, say)
+    else:
+        scheduler = Scheduler(_pool(plan, rollout, auxiliary), _scheduling(config))
+        tasks = buffers.tasks or NoTasks()
     explorer = Explorer(
         engines=rollout.engines,
-        scheduler=Scheduler(_pool(plan, rollout, auxiliary), _scheduling(config)),
-        tasks=buffers.tasks or NoTasks(),
+        scheduler=scheduler,
+        tasks=tasks,
         sink=buffers.pipeline or NoSink(),
         board=board,
         schedule=plan.schedule,
@@ -60,6 +78,29 @@ def build(
         logger=get_logger(config.explorer.name),
     )
     return explorer, list(explorer.auxiliary)
+
+
+def _service(plan: RunPlan, rollout: Served, say: Callable[[str], None]) -> Service:
+    """The API of mode `serve`; its key is the user's, or made up and kept in the job's folder."""
+    explorer = plan.config.explorer
+    address = plan.job.path / f"{explorer.name}_server_url.txt"
+    settings = ServiceSettings(
+        explorer.listen_address,
+        explorer.proxy_port,
+        plan.job.serving_key(),
+        address,
+        explorer.service_status_check_interval,
+        explorer.min_running_model_num,
+        plan.config.seed,
+    )
+    log = get_buffer_writer(
+        ExperienceBufferConfig(
+            name="proxy_history", storage_type=StorageType.SQL, path=explorer.db_url
+        )
+    )
+    model = replace(rollout.settings, enable_history=False)
+    wrapper = ModelWrapper(list(rollout.engines), model, seed=plan.config.seed)
+    return Service(wrapper, rollout.engines, settings, log, say)
 
 
 def kill_engines(explorer: Explorer | None, auxiliary: Sequence[InferenceEngine]) -> None:

@@ -74,8 +74,12 @@ def kill_engine(trainer: Trainer | None) -> None:
 
 
 def _num_updates(config: Config, total_steps: int | None) -> int | None:
-    """Optimizer steps of the run: one for each epoch over the rows of a training step."""
-    return None if total_steps is None else total_steps * config.trainer.ppo_epochs
+    """Optimizer steps of the run: one for each mini-batch of each epoch over a training step."""
+    if total_steps is None:
+        return None
+    rows = config.buffer.train_batch_size
+    mini_batches = -(-rows // (config.trainer.mini_batch_size or max(rows, 1)))
+    return total_steps * config.trainer.ppo_epochs * max(mini_batches, 1)
 
 
 def _channel(plan: RunPlan) -> WeightChannel | None:
@@ -151,6 +155,7 @@ def _updater(config: Config, engine: TrainEngine, objective: Objective) -> Updat
         objective,
         ValueObjective(settings.critic_cliprange_value) if reads(config, "values") else None,
         epochs=settings.epochs,
+        mini_batch_size=config.trainer.mini_batch_size,
         shuffle=settings.shuffle,
         critic_warmup=config.trainer.critic_warmup,
         seed=config.seed,

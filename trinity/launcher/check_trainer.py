@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.checkpoint import layout
+from trinity.common.config.gpus import batch_problems
 from trinity.common.constants import TrainerType
 from trinity.common.errors import Problem
 from trinity.launcher.check_verl import verl_problems
@@ -59,6 +60,8 @@ def _sequence_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem
         )
         fix = f"Set it to one of {', '.join(map(str, working))}."
         yield Problem(_SEQUENCE, message, fix, size)
+    if not plan.gpus.trainer and ranks % size == 0:
+        yield from batch_problems(plan.config, ranks // size)
 
 
 def divides(size: int, heads: int, keys: int) -> bool:

@@ -97,12 +97,11 @@ def _package_problems(config: Config) -> Iterator[Problem]:
 
 def _unbuilt_problems(config: Config) -> Iterator[Problem]:
     """What a configuration may ask for and this version can't do yet."""
-    if config.mode is Mode.SERVE:
+    if config.mode is Mode.SERVE and config.buffer.explorer_input.eval_tasksets:
         yield Problem(
-            "mode",
-            f"Mode {config.mode} is not there yet.",
-            "Set `mode: both`, `colocate`, `train`, `explore` or `bench`.",
-            str(config.mode),
+            "buffer.explorer_input.eval_tasksets",
+            "Mode serve runs no evaluations.",
+            "Remove them, and evaluate the checkpoints with `mode: bench`.",
         )
     rollout = config.explorer.rollout_model
     serves = config.mode.explores and (rollout.enable_openai_api or rollout.base_port)

@@ -32,6 +32,7 @@ from trinity.explorer.units import Unit, UnitResult, stable_seed
 from trinity.launcher.debug_page import page_of
 from trinity.launcher.engine_link import EngineClient, EngineServer, socket_path
 from trinity.launcher.turns import Decode, turns_of
+from trinity.utils.terminal import harmless
 
 
 class DebugError(TrinityError):
@@ -230,10 +231,10 @@ def _show(
         console.rule(Text(f"run {experience.eid.run}, step {experience.eid.step}"), style="dim")
         for turn in turns_of(experience, decode):
             console.print(Text(f"{turn.who}, {turn.num_tokens} tokens", "bold"))
-            console.print(Text(turn.text, "green" if turn.is_sampled else ""))
+            console.print(Text(harmless(turn.text), "green" if turn.is_sampled else ""))
     for run in result.runs:
         for text in [*([run.error] if run.error else []), *run.dropped]:
-            console.print(Text(f"run {run.run}: {text}", "red"))
+            console.print(Text(f"run {run.run}: {harmless(text)}", "red"))
     console.print(_table(experiences))
     console.print(f"{result.seconds:.2f} s")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,16 @@ class JobFolder:
     def weights(self) -> Path:
         """Weights on their way to engines that fetch them from disk."""
         return self.path / "weights"
+
+    def serving_key(self) -> str:
+        """What clients of mode `serve` must send: ``TRINITY_API_KEY``, else one kept in the job."""
+        if os.environ.get("TRINITY_API_KEY"):
+            return os.environ["TRINITY_API_KEY"]
+        file = self.path / "api_key.txt"
+        if not file.exists():
+            with open(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600), "w") as out:
+                out.write(secrets.token_urlsafe(24))
+        return file.read_text().strip()
 
     def create(self) -> None:
         """Make the folder and its subfolders. `OSError` if that is not allowed."""

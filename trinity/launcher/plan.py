@@ -272,7 +272,8 @@ def with_chat_template(config: Config) -> Config:
 def _schedule(config: Config) -> SyncSchedule:
     sync, buffer = config.synchronizer, config.buffer
     explored = buffer.batch_size * (config.algorithm.repeat_times or 1)
-    is_counted = config.mode.explores and config.mode.trains and buffer.train_batch_size > 0
+    has_steps = config.mode.pairs and config.mode is not Mode.SERVE  # there a commit is a step
+    is_counted = has_steps and buffer.train_batch_size > 0
     return SyncSchedule(
         sync.sync_style,
         sync.explorer_sync_interval or sync.sync_interval,

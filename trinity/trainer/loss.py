@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trinity.algorithm.additivity import adds_up
+from trinity.algorithm.aggregate import count_of, mean_metric
 from trinity.algorithm.entropy_loss_fn import ENTROPY_LOSS_FN
 from trinity.algorithm.entropy_loss_fn.entropy import EntropyLossFn
 from trinity.algorithm.kl_fn import KL_FN
@@ -182,18 +183,22 @@ def _pick(
 
 @torch.no_grad()
 def _ratio_metrics(tensors: Mapping[str, Tensor]) -> Metrics:
-    """How far the policy is from the one that sampled: 0 and 1 in a synchronous first step."""
+    """How far the policy is from the one that sampled: 0 and 1 in a synchronous first step.
+
+    Rows of expert data, which it did not sample, are left out.
+    """
     if "old_logprob" not in tensors:
         return {}
-    mask_BT = tensors["action_mask"]
+    action_mask, rows, part = tensors["action_mask"].bool(), None, "all"
     if "expert_mask" in tensors:
-        mask_BT = mask_BT & ~tensors["expert_mask"].bool()[:, None]
-    log_ratio = (tensors["logprob"] - tensors["old_logprob"])[mask_BT]
-    if not len(log_ratio):
+        rows, part = ~tensors["expert_mask"].bool(), "usual"
+    mask_BT = action_mask if rows is None else action_mask & rows[:, None]
+    if not count_of(mask_BT, part).tokens:
         return {}
-    ratio = log_ratio.exp()
+    log_ratio_BT = torch.where(mask_BT, tensors["logprob"] - tensors["old_logprob"], 0.0)
+    ratio_BT = log_ratio_BT.exp()
     return {
-        "ppo_kl": -log_ratio.mean(),
-        "ratio_mean": ratio.mean(),
-        "ratio_max_deviation": (ratio - 1).abs().max(),
+        "ppo_kl": mean_metric(-log_ratio_BT, action_mask, rows, part),
+        "ratio_mean": mean_metric(ratio_BT, action_mask, rows, part),
+        "ratio_max_deviation": (ratio_BT - 1).abs().max(),
     }

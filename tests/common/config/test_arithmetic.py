@@ -9,7 +9,7 @@ from trinity.common.config import Config, derive, split_gpus
 from trinity.common.config.arithmetic import arithmetic_of, max_staleness
 from trinity.common.config.gpus import gpu_problems, near_batches
 from trinity.common.config.memory import checkpoint_bytes, engine_memory, trainer_memory
-from trinity.common.config.shape import find_shape, guess_shape, shape_of
+from trinity.common.config.shape import ModelShape, find_shape, guess_shape, shape_of
 
 QWEN_1_5B = {
     "hidden_size": 1536,
@@ -125,6 +125,22 @@ def test_memory_of_a_training_gpu():
     frugal = filled({"trainer.enable_gradient_checkpointing": True})
     less = {part.name: part.bytes for part in trainer_memory(frugal, shape, 1)}
     assert less["activations"] < one["activations"] / 4
+
+
+def test_memory_of_a_trainer_on_a_cpu_is_what_was_measured():
+    """Peaks of a process of two steps, in MB: 8 layers of 512, and 16 of 256."""
+    base = {"cluster": {"gpu_per_node": 0}, "algorithm.kl_loss_fn": "none"}
+    narrow = ModelShape(18_825_472, 16, 256, 1024, 256, 256, 8000)
+    wide = ModelShape(41_565_696, 8, 512, 1536, 256, 512, 32000)
+    for shape, dtype, tokens, peak in (
+        (wide, "bfloat16", 2048, 1899),
+        (wide, "float32", 4096, 3440),
+        (narrow, "float32", 4096, 3694),
+    ):
+        trainer = {"dtype": dtype, "max_token_len_per_gpu": tokens}
+        config = filled({**base, "model.max_model_len": 256, "trainer": trainer})
+        found = sum(part.bytes for part in trainer_memory(config, shape, 1)) / 2**20
+        assert found == pytest.approx(peak, rel=0.1)
 
 
 def test_memory_of_a_critic_and_of_an_adapter():

@@ -9,8 +9,10 @@ from trinity.utils.registry import Registry
 def registries() -> dict[str, Registry]:
     import trinity.algorithm as algorithm
     from trinity.buffer.operators import EXPERIENCE_OPERATORS
+    from trinity.buffer.reader import READER
     from trinity.buffer.selector import SELECTORS
     from trinity.buffer.storage.priority import PRIORITY_FUNC
+    from trinity.buffer.writer import WRITER
     from trinity.common.rewards import REWARD_FUNCTIONS
     from trinity.common.workflows import WORKFLOWS
     from trinity.utils.monitor import MONITOR
@@ -27,6 +29,8 @@ def registries() -> dict[str, Registry]:
         "SELECTORS": SELECTORS,
         "EXPERIENCE_OPERATORS": EXPERIENCE_OPERATORS,
         "PRIORITY_FUNC": PRIORITY_FUNC,
+        "READER": READER,
+        "WRITER": WRITER,
         "MONITOR": MONITOR,
     }
 

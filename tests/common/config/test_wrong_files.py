@@ -624,6 +624,13 @@ WRONG = [
         {f"{EXPERIENCES}.storage_type": "queue"},
     ),
     Wrong(
+        "no such buffer",
+        {EXPERIENCES: {"storage_type": "queu"}},
+        f"{EXPERIENCES}.storage_type",
+        "Did you mean `queue`?",
+        {f"{EXPERIENCES}.storage_type": "queue"},
+    ),
+    Wrong(
         "Megatron without veRL",
         {"trainer.trainer_strategy": "megatron"},
         "trainer.trainer_strategy",
@@ -703,6 +710,13 @@ WRONG = [
         f"{VERL}.actor.ppo_mini_batch_size",
         "`buffer.train_batch_size`",
         {f"{VERL}.actor": {}, "buffer.train_batch_size": 8},
+    ),
+    Wrong(
+        "mini-batches that do not fill a step",
+        {"trainer.mini_batch_size": 12, "buffer.train_batch_size": 64},
+        "trainer.mini_batch_size",
+        "one of 4, 8, 16, or `buffer.train_batch_size` to 60",
+        {"trainer.mini_batch_size": 16},
     ),
     Wrong(
         "rollout of veRL",

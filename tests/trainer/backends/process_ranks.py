@@ -12,6 +12,12 @@ from trinity.trainer.backends.torch.rank_group import RankGroup
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.backends.torch.sharding import RankSettings
 
+_LOADED_ONCE = [
+    "trinity.trainer.backends.torch.rank",
+    "transformers.models.llama.modeling_llama",
+    "torch.distributed.fsdp",
+]
+
 
 def _serve(pipe: Connection, kind: type, settings: TorchEngineSettings, rank: RankSettings) -> None:
     if settings.device == "cuda":
@@ -51,7 +57,8 @@ class _StandIn:
 def rank_group(
     settings: TorchEngineSettings, world_size: int, kind: type = TorchTrainRank, **rank: object
 ) -> Iterator[RankGroup]:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_LOADED_ONCE)
     pipes, processes = [], []
     for number in range(world_size):
         ours, theirs = context.Pipe()
@@ -61,6 +68,7 @@ def rank_group(
             daemon=True,
         )
         process.start()
+        theirs.close()
         pipes.append(ours)
         processes.append(process)
     try:

@@ -4,43 +4,16 @@ import pytest
 import torch
 
 from tests.trainer.backends.process_ranks import rank_group
+from tests.trainer.backends.steps import assert_same, grpo, rows
 from tests.trainer.backends.test_torch_engine import settings
-from tests.trainer.toy import groups, model_folder, multi_turn
+from tests.trainer.toy import model_folder
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.rank_group import split_rows, writing_turns
 from trinity.trainer.backends.torch.sequence_parallel import check_heads
-from trinity.trainer.batch import TrainBatch
-from trinity.trainer.loss import Objective
 
 pytestmark = pytest.mark.slow
-GRPO = Objective.from_names(
-    "ppo", entropy_loss_fn="default", entropy_loss_fn_args={"entropy_coef": 0.01}
-)
-
-
-def rows(seed: int) -> TrainBatch:
-    experiences = [*groups(5, 3, seed=seed), *multi_turn(seed=seed)]
-    for experience in experiences[3:6]:
-        experience.advantages = torch.zeros(experience.response_length)
-    for number, experience in enumerate(experiences[15:]):
-        experience.eid.task, experience.eid.run = 99, number
-    return TrainBatch.from_experiences(experiences)
-
-
-async def steps(engine, seeds: range, objective: Objective = GRPO) -> list[dict[str, float]]:
-    found = []
-    for seed in seeds:
-        metrics = await engine.forward_backward(rows(seed), objective)
-        found.append(metrics | await engine.optim_step())
-    return found
-
-
-def assert_same(found, wanted, tolerance: float = 1e-6) -> None:
-    for step, other in zip(found, wanted, strict=True):
-        for name in ("actor/final_loss", "actor/grad_norm", "actor/lr", "actor/ppo_kl"):
-            assert step[name] == pytest.approx(other[name], rel=5e-6, abs=tolerance), name
 
 
 @pytest.mark.parametrize(
@@ -59,14 +32,15 @@ async def test_ranks_compute_what_one_process_does(tmp_path, world_size, shares_
         gradient_checkpointing=shares_rows == 2,
         save_strategy="single_thread" if tied else "unrestricted",
     )
-    wanted = await steps(single, range(3))
+    wanted = await grpo(single, range(3))
     with rank_group(given, world_size) as group:
         await group.prepare()
-        assert_same(await steps(group, range(3)), wanted)
+        assert_same(await grpo(group, range(3)), wanted, 5e-6)
         found = await group.forward(rows(7), "actor", True)
         alone = await single.forward(rows(7), "actor", True)
-        for name in ("logprob", "entropy"):
-            torch.testing.assert_close(found[name], alone[name], atol=1e-5, rtol=1e-5)
+        found |= {"ref": (await group.forward(rows(7), "ref"))["logprob"]}
+        alone |= {"ref": (await single.forward(rows(7), "ref"))["logprob"]}
+        torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
         await group.save(tmp_path / "global_step_3", True)
         await group.wait_saved()
         await group.close()
@@ -84,28 +58,29 @@ async def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_with_one(tmp_path
     path = tmp_path / "global_step_2"
     with rank_group(given, 4) as group:
         await group.prepare()
-        await steps(group, range(2))
+        await grpo(group, range(2))
         await group.save(path)
         await group.wait_saved()
-        wanted = await steps(group, range(2, 4))
+        wanted = await grpo(group, range(2, 4))
     with rank_group(given, 2) as group:
         await group.prepare()
         await group.load(path)
-        assert_same(await steps(group, range(2, 4)), wanted)
+        assert_same(await grpo(group, range(2, 4)), wanted, 5e-6)
     single = TorchTrainEngine(given)
     await single.prepare()
     await single.load(path)
-    assert_same(await steps(single, range(2, 4)), wanted)
+    assert_same(await grpo(single, range(2, 4)), wanted, 5e-6)
 
 
 def test_rows_are_split_by_groups_and_balanced():
     batch = rows(0)
+    trained = batch["action_mask"].any(dim=1).nonzero().flatten().tolist()
     parts = split_rows(batch, 3)
-    assert sorted(row for part in parts for row in part) == list(range(len(batch)))
+    assert sorted(row for part in parts for row in part) == trained
     loads = [int(batch.lengths[part].sum()) for part in parts]
     assert max(loads) < 1.5 * min(loads)
     uneven = split_rows(batch, 3, balances=False)
-    assert sorted(row for part in uneven for row in part) == list(range(len(batch)))
+    assert sorted(row for part in uneven for row in part) == trained
 
 
 def test_writers_of_a_checkpoint_take_turns():

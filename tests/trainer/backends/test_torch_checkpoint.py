@@ -2,10 +2,12 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from tests.trainer.backends.test_torch_engine import GRPO, settings
-from tests.trainer.toy import groups, model_folder
+from tests.e2e.toy import Toy
+from tests.trainer.backends.faq import loaded_by_the_script
+from tests.trainer.backends.test_torch_engine import GRPO, plain_outputs, settings
+from tests.trainer.toy import groups, model_folder, plain_model
 from trinity.checkpoint import layout
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.batch import TrainBatch
@@ -41,27 +43,50 @@ async def test_a_resumed_run_equals_the_unbroken_one_bitwise(tmp_path, dtype):
         assert torch.equal(a, b), name
 
 
-async def test_the_huggingface_folder_gives_the_trainers_logprobs(tmp_path):
-    folder = model_folder(tmp_path / "model")
-    engine = TorchTrainEngine(settings(folder))
+@pytest.mark.parametrize("tied", [True, False])
+async def test_the_huggingface_folder_is_a_whole_model_with_the_trainers_logprobs(tmp_path, tied):
+    folder = Toy(tmp_path).write().model
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**shape, "tie_word_embeddings": tied}))
+    GenerationConfig(temperature=0.7, do_sample=True).save_pretrained(folder)
+    engine = TorchTrainEngine(settings(str(folder)))
     await engine.prepare()
     await trained(engine, range(1))
     await engine.save(tmp_path / "global_step_1", hf=True, files={"note.txt": "hello"})
     await engine.wait_saved()
     actor = tmp_path / "global_step_1" / "actor"
-    model = AutoModelForCausalLM.from_pretrained(actor / "huggingface")
     assert "attn" not in (actor / "huggingface" / "config.json").read_text()
-    tokens = torch.arange(3, 40)[None]
-    batch = TrainBatch.from_experiences(groups())
-    found = await engine.forward(batch)
-    row, start = batch.row_tokens()[0].long(), int(batch["prompt_length"][0])
-    logits = model(row[None]).logits[0, start - 1 : -1].log_softmax(-1)
-    wanted = logits.gather(1, row[start:, None]).squeeze(1)
-    torch.testing.assert_close(found["logprob"][0, : len(wanted)], wanted, atol=1e-5, rtol=1e-5)
-    assert tokens.shape == (1, 37)
     assert (tmp_path / "global_step_1" / "note.txt").read_text() == "hello"
     assert json.loads((actor / "fsdp_config.json").read_text())["world_size"] == 1
     assert layout.find_latest(tmp_path).folder == tmp_path / "global_step_1"
+    model = AutoModelForCausalLM.from_pretrained(actor / "huggingface")
+    batch = TrainBatch.from_experiences(groups())
+    with torch.no_grad():
+        wanted = plain_outputs(model, batch)
+    found = await engine.forward(batch, entropy=True)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    messages = [{"role": "user", "content": "sort 321"}]
+    prompts = [
+        AutoTokenizer.from_pretrained(path).apply_chat_template(messages, tokenize=False)
+        for path in (folder, actor / "huggingface")
+    ]
+    assert prompts[0] == prompts[1] != ""
+    assert GenerationConfig.from_pretrained(actor / "huggingface").temperature == 0.7
+
+
+async def test_the_script_of_the_faq_loads_a_checkpoint(tmp_path):
+    folder = model_folder(tmp_path / "model")
+    plain_model(folder).save_pretrained(folder)
+    engine = TorchTrainEngine(settings(folder))
+    await engine.prepare()
+    await trained(engine, range(1))
+    await engine.save(tmp_path / "project/name/global_step_780")
+    await engine.wait_saved()
+    batch = TrainBatch.from_experiences(groups())
+    with torch.no_grad():
+        wanted = plain_outputs(loaded_by_the_script(folder, tmp_path), batch)["logprob"]
+    found = (await engine.forward(batch))["logprob"]
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 async def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):

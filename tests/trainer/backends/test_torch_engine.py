@@ -92,3 +92,31 @@ async def test_logprobs_and_entropy_equal_plain_ones(tmp_path):
     wanted = plain_outputs(plain_model(folder), batch)
     torch.testing.assert_close(found["logprob"], wanted["logprob"], rtol=1e-5, atol=2e-6)
     torch.testing.assert_close(found["entropy"], wanted["entropy"], rtol=1e-5, atol=2e-6)
+
+
+SPARING = {
+    "checkpointing": {"gradient_checkpointing": True},
+    "parameters": {"param_offload": True, "reference_offload": True},
+    "optimizer": {"optimizer_offload": True},
+    "rows": {"micro_batches": MicroBatchRule(max_rows=2)},
+}
+
+
+@pytest.mark.parametrize("way", list(SPARING))
+async def test_what_saves_memory_changes_nothing(tmp_path, way):
+    folder = model_folder(tmp_path / "model")
+    plain = TorchTrainEngine(settings(folder))
+    sparing = TorchTrainEngine(settings(folder, **SPARING[way]))
+    found = []
+    for engine in (plain, sparing):
+        await engine.prepare()
+        for seed in range(3):
+            batch = TrainBatch.from_experiences(groups(seed=seed))
+            metrics = await engine.forward_backward(batch, GRPO)
+            found.append(metrics | await engine.optim_step())
+        found.append({"ref": float((await engine.forward(batch, "ref"))["logprob"].sum())})
+    for own, other in zip(found[4:], found[:4], strict=True):
+        assert own == pytest.approx(other, rel=1e-5, abs=1e-6)
+    masters = [e._trained("actor").optimizer.weights.masters for e in (plain, sparing)]
+    for name, master in masters[0].items():
+        torch.testing.assert_close(masters[1][name], master, atol=1e-6, rtol=1e-6)

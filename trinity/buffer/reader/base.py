@@ -1,8 +1,33 @@
 """Readers: where experiences come out."""
 
-from typing import Any, Protocol
+from __future__ import annotations
 
-from trinity.common.experience import Experience
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from trinity.common.experience import Experience
+
+
+@dataclass(frozen=True)
+class ReaderSettings:
+    """What a reader is told besides the section of its buffer.
+
+    Args:
+        storage: For `queue` and `sql`: what the writers write to (or a stand-in). None makes one.
+        tokenizer_path: For data sets: whose tokenizer and chat template.
+        batch_size: Experiences of a read that names no number.
+        total_steps: For data sets: reads of a full batch there are; None: `total_epochs`.
+        max_tokens: For data sets: a longer row is a bad row.
+        trust_remote_code: For data sets: run tokenizer code that comes with the model folder.
+    """
+
+    storage: object | None = None
+    tokenizer_path: str | None = None
+    batch_size: int = 1
+    total_steps: int | None = None
+    max_tokens: int | None = None
+    trust_remote_code: bool = False
 
 
 class BufferReader(Protocol):

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trinity.common.errors import TrinityError
 
 Row = dict[str, object]
 
 _SHOWN = 20
+_PAGE_ROWS = 1000
 
 
 class DataError(TrinityError, ValueError):
@@ -131,10 +132,28 @@ class PickedRows:
         return self._rows.where(int(self._indices[index]))
 
 
-def iterate(rows: Rows, start: int = 0, stop: int | None = None) -> Iterator[Row]:
-    """Rows from ``start`` to before ``stop``, in order."""
-    for index in range(start, len(rows) if stop is None else min(stop, len(rows))):
-        yield rows[index]
+@runtime_checkable
+class Paged(Protocol):
+    """Rows that are read faster in pieces than one by one."""
+
+    def page(self, start: int, stop: int) -> list[Row]:
+        """Rows ``start`` to before ``stop``."""
+        ...
+
+
+def iterate(rows: Rows, limit: int | None = None) -> Iterator[tuple[int, Row | BadRow]]:
+    """The first ``limit`` rows in order, each with its number; or why one can't be decoded."""
+    size = len(rows) if limit is None else min(limit, len(rows))
+    if isinstance(rows, Paged):
+        for start in range(0, size, _PAGE_ROWS):
+            yield from enumerate(rows.page(start, min(start + _PAGE_ROWS, size)), start)
+        return
+    for index in range(size):
+        try:
+            row: Row | BadRow = rows[index]
+        except BadRowError as error:
+            row = error.bad_rows[0]
+        yield index, row
 
 
 def first_columns(rows: Rows, count: int = 100) -> list[str]:

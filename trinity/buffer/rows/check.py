@@ -1,12 +1,20 @@
 """Looking at rows before a run: which are bad, all of them at once, and leaving them out."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rich.console import Console
 from rich.progress import track
 
-from trinity.buffer.rows.base import BadRow, BadRowError, DataError, PickedRows, Row, Rows
+from trinity.buffer.rows.base import (
+    BadRow,
+    BadRowError,
+    DataError,
+    PickedRows,
+    Row,
+    Rows,
+    iterate,
+)
 from trinity.common.constants import OnBadRow
 
 CHECKED_AT_START = 200_000
@@ -37,26 +45,24 @@ def find_bad_rows(
     Args:
         label: Shown beside a progress bar; None: there is none.
     """
-    bad: dict[int, BadRow] = {}
-    indices: Iterable[int] = range(len(rows) if limit is None else min(limit, len(rows)))
+    found: Iterable[tuple[int, Row | BadRow]] = checked(rows, check, limit)
     if label is not None:
-        indices = track(indices, f"Loading {label}", console=Console(stderr=True))
-    for index in indices:
-        found = bad_row(rows, index, check)
-        if found is not None:
-            bad[index] = found
-    return bad
+        total = len(rows) if limit is None else min(limit, len(rows))
+        found = track(found, f"Loading {label}", total, console=Console(stderr=True))
+    return {index: row for index, row in found if isinstance(row, BadRow)}
 
 
-def bad_row(rows: Rows, index: int, check: Check) -> BadRow | None:
-    """Why row ``index`` is bad, or None."""
-    try:
-        check(rows[index])
-    except RowFault as fault:
-        return BadRow(rows.where(index), fault.key, fault.reason)
-    except BadRowError as error:
-        return error.bad_rows[0]
-    return None
+def checked(
+    rows: Rows, check: Check, limit: int | None = None
+) -> Iterator[tuple[int, Row | BadRow]]:
+    """The first ``limit`` rows, each with its number; in place of a bad one, why it is bad."""
+    for index, row in iterate(rows, limit):
+        if not isinstance(row, BadRow):
+            try:
+                check(row)
+            except RowFault as fault:
+                row = BadRow(rows.where(index), fault.key, fault.reason)
+        yield index, row
 
 
 def usable_rows(

@@ -11,7 +11,7 @@ import numpy as np
 
 from trinity.buffer.rows.base import BadRow, BadRowError, Row, first_columns
 
-_CHUNK_BYTES = 16 * 2**20
+_CHUNK_BYTES = 2**20
 
 
 class _File:

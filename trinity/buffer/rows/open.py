@@ -218,6 +218,10 @@ class ArrowRows:
     def __getitem__(self, index: int) -> Row:
         return dict(self.dataset[int(index)])
 
+    def page(self, start: int, stop: int) -> list[Row]:
+        columns = self.dataset[start:stop]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
     def where(self, index: int) -> str:
         return f"{self._name}, row {index + 1}"
 

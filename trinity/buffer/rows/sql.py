@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from trinity.buffer.rows.base import BadRow, BadRowError, DataError, Row, first_columns
-from trinity.common.schema.database import Database
+from trinity.common.schema.database import Database, DatabaseProblem
 from trinity.common.schema.tables import TaskTable
 
 _PAGE_ROWS = 200
@@ -18,9 +18,12 @@ class SQLTaskRows:
 
     def __init__(self, path: str, name: str) -> None:
         self._name = name
-        self._database = Database(path)
+        self._database = Database(path, must_exist=True)
         self._table = TaskTable(name)
-        self._database.open()
+        try:
+            self._database.open()
+        except DatabaseProblem as error:
+            raise DataError(str(error)) from error
         if not self._database.has_table(name):
             tables = ", ".join(self._database.table_names()) or "none"
             raise DataError(f"{path!r} has no table {name!r}. Its tables: {tables}.", key="name")

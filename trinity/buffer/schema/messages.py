@@ -1,11 +1,16 @@
 """Values of rows: texts, dialogues and tools, read in the forms data sets have them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from trinity.buffer.rows import Row, lookup
 from trinity.buffer.rows.check import RowFault
-from trinity.common.experience import Messages
+
+if TYPE_CHECKING:
+    from trinity.common.experience import Messages
 
 
 def value_of(row: Row, key: str) -> object:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trinity.buffer.rows import DataError, Row, Rows, iterate, lookup
+from trinity.buffer.rows import BadRow, BadRowError, DataError, Row, Rows, iterate, lookup
 from trinity.common.config.buffer import DataSelectorConfig
 
 
@@ -23,10 +23,12 @@ class DataSource:
 
     def column(self, key: str) -> list[object]:
         """Every value of a column; reads the whole data set."""
-        return [_value(row, key) for row in iterate(self.dataset)]
+        return [_value(row, key) for _, row in iterate(self.dataset)]
 
 
-def _value(row: Row, key: str) -> object:
+def _value(row: Row | BadRow, key: str) -> object:
+    if isinstance(row, BadRow):
+        raise BadRowError([row])
     try:
         return lookup(row, key)
     except KeyError:

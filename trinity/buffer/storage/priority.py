@@ -1,12 +1,17 @@
 """Which experiences of a replay buffer are used first: `PRIORITY_FUNC`."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trinity.common.experience import Experience
 from trinity.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from trinity.common.experience import Experience
 
 
 class PriorityFunction(ABC):

@@ -9,9 +9,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
-from typing import Any, ClassVar
+from typing import Any
 
 from trinity.algorithm.sample_strategy.base import oldest_version
+from trinity.buffer.storage.base import Storage
 from trinity.buffer.storage.journal import Event, Journal, Outcome, StorageError, outcome
 from trinity.buffer.storage.order import FifoOrder, Item, Order, PriorityOrder, with_uses
 from trinity.buffer.storage.priority import PRIORITY_FUNC
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 
-class QueueStorage:
+class QueueStorage(Storage):
     """A queue of experiences. ``prepare`` -> (``load_state_dict``) -> put and get -> ``close``.
 
     Writers `acquire` and `release`; when the last one has released, the queue is closed: readers
@@ -39,8 +40,6 @@ class QueueStorage:
         replay: Reuse of experiences; None or disabled: each is read once.
         clock: Seconds, for the cool-down of reused experiences.
     """
-
-    is_local: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -121,10 +120,6 @@ class QueueStorage:
                 self._drop(item.ids, "no room")
         return self._metrics()
 
-    async def put_batch(self, payload: bytes) -> Metrics:
-        """`put`, with the bytes of `serialize_many`."""
-        return await self.put(deserialize_many(payload))
-
     async def _append(self, number: int, experiences: Sequence[Experience]) -> list[int]:
         if self._journal is None:
             first, self._next_id = self._next_id, self._next_id + len(experiences)
@@ -167,29 +162,16 @@ class QueueStorage:
                 if self._clock() >= deadline:
                     break
                 await self._wait(deadline)
-            batch, self._pool = self._pool[:batch_size], self._pool[batch_size:]
+            batch = self._pool[:batch_size]
             if batch:
+                self._note(Event("read", self._reads + 1, tuple(row for row, _ in batch)))
+                self._pool = self._pool[batch_size:]
                 self._reads += 1
                 self._counts["read"] += len(batch)
-                self._note(Event("read", self._reads, tuple(row for row, _ in batch)))
             elif not self._is_final(step):
                 raise self._nothing_came(timeout_s)
             is_end = not batch and self._is_closed
             return None if is_end else [experience for _, experience in batch]
-
-    async def get_batch(
-        self,
-        batch_size: int,
-        timeout_s: float,
-        min_model_version: int = 0,
-        step: int | None = None,
-    ) -> tuple[bytes | None, dict[str, Any]]:
-        """`get`, with the experiences as bytes of `serialize_many`, and the reader's position."""
-        found = await self.get(
-            batch_size, timeout_s, min_model_version=min_model_version, step=step
-        )
-        payload = None if found is None else serialize_many(found)
-        return payload, self.read_position()
 
     def _is_batch_ready(self, batch_size: int, min_version: int, step: int | None) -> bool:
         """Fill the pool as far as possible; True if no waiting would add to it."""
@@ -303,10 +285,6 @@ class QueueStorage:
     def read_position(self) -> dict[str, Any]:
         """The part of the position that belongs to who reads."""
         return {"run": self._run, "reads": self._reads}
-
-    async def position(self) -> dict[str, Any]:
-        """`state_dict`, for callers in other processes."""
-        return self.state_dict()
 
     async def rewind(self, state: Mapping[str, Any]) -> None:
         """`load_state_dict`, for callers in other processes; nothing if it stands there already."""

@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from trinity.buffer.storage.base import Storage
 from trinity.buffer.storage.journal import Event, EventKind, StorageError, outcome
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.constants import ENV_MAX_EXPERIENCE_BYTES
 from trinity.common.errors import DeadlineError
-from trinity.common.experience import Experience, deserialize_many, serialize_many
+from trinity.common.experience import Experience
 from trinity.common.schema.database import Database
 from trinity.common.schema.tables import ExperienceTables, LostRowError
 from trinity.utils.log import get_logger
@@ -142,7 +143,7 @@ class SQLJournal:
         self._tables.database.close()
 
 
-class SQLStorage:
+class SQLStorage(Storage):
     """A buffer in a database that any number of processes write and read.
 
     It is used like `QueueStorage`. Each experience is read once (with ``is_replayed``: those read
@@ -158,8 +159,6 @@ class SQLStorage:
             its first checkpoint. None: nobody in particular.
         grace_s: Seconds to wait for a writer to come back, where all had done before we started.
     """
-
-    is_local: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -250,10 +249,6 @@ class SQLStorage:
         self._counts["written"] += len(kept)
         return {key: float(value) for key, value in self._counts.items()}
 
-    async def put_batch(self, payload: bytes) -> Metrics:
-        """`put`, with the bytes of `serialize_many`."""
-        return await self.put(deserialize_many(payload))
-
     def _within_size(self, experiences: Sequence[Experience]) -> list[Experience]:
         kept = [e for e in experiences if _num_bytes(e) <= self._max_bytes]
         if len(kept) < len(experiences):
@@ -294,19 +289,6 @@ class SQLStorage:
                 raise self._nothing_came(timeout_s)
             await asyncio.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
             pause_s = min(2 * pause_s, _POLL_S[1])
-
-    async def get_batch(
-        self,
-        batch_size: int,
-        timeout_s: float,
-        min_model_version: int = 0,
-        step: int | None = None,
-    ) -> tuple[bytes | None, dict[str, Any]]:
-        """`get`, with the experiences as bytes of `serialize_many`, and the reader's position."""
-        found = await self.get(
-            batch_size, timeout_s, min_model_version=min_model_version, step=step
-        )
-        return None if found is None else serialize_many(found), self.read_position()
 
     async def _take_whole(self, *arguments: Any) -> tuple[list[Experience] | None, bool, bool]:
         """`_take`; if it is cancelled meanwhile, what was taken is put back."""
@@ -414,10 +396,6 @@ class SQLStorage:
         self._tables.rewind(self._run, state.get("writes"), state.get("reads"))
         known = outcome(self._tables.events(self._run))
         self._writes, self._reads = known.writes, int(state.get("reads", known.reads))
-
-    async def position(self) -> dict[str, Any]:
-        """`state_dict`, for callers in other processes."""
-        return self.state_dict()
 
     async def rewind(self, state: Mapping[str, Any]) -> None:
         """`load_state_dict`, for callers in other processes; nothing if it stands there already."""

@@ -36,7 +36,7 @@ class FormatConfig(ConfigModel):
     """Column of the images."""
 
     video_key: str | None = None
-    """Column of the videos."""
+    """Column of the videos; the model sees some of their frames as images."""
 
     reply_prefix: str | None = None
     """Text that every response starts with."""
@@ -180,9 +180,9 @@ class ExperienceBufferConfig(ConfigModel):
     name: str = ""
     """Name in logs and of the default file. Empty: by position, e.g. `experience_buffer`."""
 
-    storage_type: StorageType | None = None
-    """Where experiences are: `queue` (in memory), `sql`, or `file`. Unset: `queue`; `file` for
-    SFT, DPO and auxiliary data sets."""
+    storage_type: StorageType | str | None = Field(None, union_mode="left_to_right")
+    """Where experiences are: `queue` (in memory), `sql`, `file`, or the name of a plugin's reader
+    and writer. Unset: `queue`; `file` for SFT, DPO and auxiliary data sets."""
 
     path: str | None = None
     """Database, file or folder. Optional for a queue, which then backs itself up there."""

@@ -29,7 +29,7 @@ def _names(case: Case) -> Iterator[Problem]:
 
 def _mode(case: Case) -> Iterator[Problem]:
     mode, name = case.config.mode, case.config.algorithm.algorithm_type
-    if mode in case.spec.modes or mode in (Mode.BENCH, Mode.SERVE):
+    if mode is Mode.BENCH or (Mode.BOTH if mode is Mode.SERVE else mode) in case.spec.modes:
         return
     wanted = " or ".join(sorted(case.spec.modes))
     message = f"{name} trains on a data set and takes no rollouts, but mode is {mode}."

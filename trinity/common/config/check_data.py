@@ -149,6 +149,9 @@ def _experience_buffer(case: Case) -> Iterator[Problem]:
     if buffer.storage_type in _GENERATORS:
         fix = "Use `queue`, `sql` or `file`."
         yield case.problem(f"{EXPERIENCES}.storage_type", "This makes tasks only.", fix)
+    sides = {"READER": case.config.mode.trains, "WRITER": case.config.mode.explores}
+    for registry in (name for name, is_used in sides.items() if is_used):
+        yield from case.unknown(f"{EXPERIENCES}.storage_type", registry, _GENERATORS)
     yield from _queue(case)
 
 
@@ -171,9 +174,11 @@ def _queue(case: Case) -> Iterator[Problem]:
 
 def _auxiliary_buffers(case: Case) -> Iterator[Problem]:
     for name, buffer in case.config.buffer.trainer_input.auxiliary_buffers.items():
-        if not buffer.path:
-            key = f"buffer.trainer_input.auxiliary_buffers.{name}.path"
-            yield Problem(key, "A further data set needs its path.", "Add `path: ...` to it.")
+        key = f"buffer.trainer_input.auxiliary_buffers.{name}"
+        yield from case.unknown(f"{key}.storage_type", "READER")
+        if not buffer.path and isinstance(buffer.storage_type, StorageType):
+            message = "A further data set needs its path."
+            yield Problem(f"{key}.path", message, "Add `path: ...` to it.")
 
 
 def _data_sets_without_images(case: Case) -> Iterator[Problem]:
@@ -182,9 +187,10 @@ def _data_sets_without_images(case: Case) -> Iterator[Problem]:
     for name, buffer in inputs.auxiliary_buffers.items():
         buffers[f"buffer.trainer_input.auxiliary_buffers.{name}"] = buffer
     for key, buffer in buffers.items():
-        if buffer.format.image_key:
-            message = "Images are read in tasks; a data set of answers is text only."
-            yield case.problem(f"{key}.format.image_key", message, "Remove it.")
+        for name in ("image_key", "video_key"):
+            if getattr(buffer.format, name):
+                message = "Images are read in tasks; a data set of answers is text only."
+                yield case.problem(f"{key}.format.{name}", message, "Remove it.")
 
 
 def _pipelines(case: Case) -> Iterator[Problem]:

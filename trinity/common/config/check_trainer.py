@@ -35,6 +35,21 @@ def _megatron(case: Case) -> Iterator[Problem]:
         yield case.problem(key, message, "Set that instead.")
 
 
+def _mini_batch(case: Case) -> Iterator[Problem]:
+    size, rows = case.config.trainer.mini_batch_size, case.config.buffer.train_batch_size
+    if size is None or not rows or rows % size == 0:
+        return
+    divisors = [n for n in range(1, rows + 1) if rows % n == 0]
+    near = sorted(sorted(divisors, key=lambda n: abs(n - size))[:3])
+    even = size * max(round(rows / size), 1)
+    message = (
+        f"The {rows} experiences of a training step (buffer.train_batch_size) are no whole number "
+        f"of mini-batches of {size}."
+    )
+    fix = f"Set it to one of {', '.join(map(str, near))}, or `buffer.train_batch_size` to {even}."
+    yield case.problem("trainer.mini_batch_size", message, fix)
+
+
 def _critic_warmup(case: Case) -> Iterator[Problem]:
     if case.config.trainer.critic_warmup and not needs_critic(case.config):
         name = case.config.algorithm.algorithm_type
@@ -58,4 +73,11 @@ def _packing(case: Case) -> Iterator[Problem]:
         yield case.problem("trainer.use_remove_padding", message, "Remove it.")
 
 
-TRAINER_CHECKS: tuple[Check, ...] = (_loss_scale, _megatron, _critic_warmup, _offload, _packing)
+TRAINER_CHECKS: tuple[Check, ...] = (
+    _loss_scale,
+    _megatron,
+    _mini_batch,
+    _critic_warmup,
+    _offload,
+    _packing,
+)

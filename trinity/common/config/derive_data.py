@@ -11,6 +11,7 @@ from trinity.common.config.service import DataJuicerServiceConfig
 from trinity.common.constants import Mode, StorageType
 
 INPUT = "buffer.explorer_input"
+_NO_HURRY_S = 10 * 365 * 86400.0
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
 _WORKFLOW = "math_workflow"
 _WORKFLOW_WITH_REWARD = "simple_workflow"
@@ -95,9 +96,19 @@ def _derive_experience_buffer(filler: Filler, spec: AlgorithmSpec) -> None:
     filler.default(f"{EXPERIENCES}.storage_type", *_usual_storage(buffer, spec))
     filler.default(f"{EXPERIENCES}.schema_type", spec.schema, "by algorithm")
     _derive_path(filler, EXPERIENCES, buffer)
+    if config.mode is Mode.SERVE:
+        _derive_serving(filler)
     _derive_capacity(filler, buffer)
     filler.copy(f"{EXPERIENCES}.total_epochs", "buffer.total_epochs")
     _derive_format(filler, EXPERIENCES)
+
+
+def _derive_serving(filler: Filler) -> None:
+    key = f"{EXPERIENCES}.max_read_timeout"
+    if not filler.is_set(key):
+        filler.put(key, _NO_HURRY_S, "users may be away for long")
+    folder = os.path.join(filler.config.checkpoint_job_dir, "buffer")
+    filler.default("explorer.db_url", f"sqlite:///{folder}/proxy_history.db", "in the job's folder")
 
 
 def _derive_capacity(filler: Filler, buffer: ExperienceBufferConfig) -> None:

@@ -104,4 +104,5 @@ class ExplorerConfig(ConfigModel):
     """Engines that must be healthy for mode `serve` to go on."""
 
     db_url: str | None = None
-    """SQL database that records what goes through the API. Unset: a SQLite file in the job."""
+    """SQL database that records the replies of mode `serve` (table `proxy_history`). Unset: a
+    SQLite file in the job."""

@@ -146,19 +146,21 @@ def _indivisible(config: Config, split: GPUSplit) -> Iterator[Problem]:
         fix = f"Set it to one of {', '.join(divisors)}."
         yield Problem("trainer.ulysses_sequence_parallel_size", message, fix, shares)
         return
-    yield from _batch_problem(config, split.trainer // shares)
+    yield from batch_problems(config, split.trainer // shares)
 
 
-def _batch_problem(config: Config, copies: int) -> Iterator[Problem]:
-    """veRL, and fixed micro-batches, need as many rows on every copy of the model."""
+def batch_problems(config: Config, copies: int) -> Iterator[Problem]:
+    """With veRL, and with fixed micro-batches, every copy of the model gets as many rows."""
     size = config.buffer.train_batch_size
     exact = config.trainer.trainer_type is TrainerType.VERL or not config.trainer.use_dynamic_bsz
     if not exact or size % copies == 0 or size == 0:
         return
-    message = f"{size} experiences a step cannot be split evenly over {copies} training GPUs."
+    message = (
+        f"{size} experiences a step cannot be split evenly over {copies} ranks of the trainer."
+    )
     repeat = config.algorithm.repeat_times or 1
     proposals = ", ".join(str(n) for n in near_batches(size, copies, repeat))
-    fix = f"Set `buffer.train_batch_size` to one of {proposals}, or change the engines' GPUs."
+    fix = f"Set `buffer.train_batch_size` to one of {proposals}, or change the number of ranks."
     yield Problem("buffer.train_batch_size", message, fix, size)
 
 

@@ -26,6 +26,8 @@ _HOMES = {
     "SELECTORS": "buffer/selector/__init__.py",
     "EXPERIENCE_OPERATORS": "buffer/operators/base.py",
     "PRIORITY_FUNC": "buffer/storage/priority.py",
+    "READER": "buffer/reader/__init__.py",
+    "WRITER": "buffer/writer/__init__.py",
     "MONITOR": "utils/monitor.py",
 }
 """Registry -> file below `trinity/` that holds its table."""
@@ -42,6 +44,8 @@ KINDS = {
     "SELECTORS": "data selector",
     "EXPERIENCE_OPERATORS": "experience operator",
     "PRIORITY_FUNC": "priority function",
+    "READER": "buffer reader",
+    "WRITER": "buffer writer",
     "MONITOR": "monitor",
 }
 """Registry -> what one entry is called in a message."""

@@ -69,7 +69,8 @@ class Config(ConfigModel):
 
     mode: Mode = Mode.BOTH
     """Which halves run: `both`, `train`, `explore`, `bench` (evaluate checkpoints), `serve`
-    (an API over the model), or `colocate` (both on the same GPUs)."""
+    (an API over the model, which learns from what users reward), or `colocate` (both on the same
+    GPUs)."""
 
     project: str = "Trinity-RFT"
     """Name of the project; a folder level of the job."""

@@ -85,6 +85,10 @@ class TrainerConfig(ConfigModel):
     ppo_epochs: int = Field(1, ge=1)
     """Times each batch is gone through."""
 
+    mini_batch_size: int | None = Field(None, ge=1)
+    """Experiences of one optimizer step. Unset: all of a training step
+    (`buffer.train_batch_size`)."""
+
     critic_warmup: int = Field(0, ge=0)
     """First training steps in which only the critic learns."""
 

@@ -21,7 +21,6 @@ UNREAD: dict[str, tuple[object, str]] = {
     "explorer.*.weight_sync_buffer_size": (1024, "Buckets have a fixed size."),
     "explorer.max_inflight_batches": (2, "One batch is under way at a time."),
     "synchronizer.wait_for_checkpoint": (False, "The explorer starts with the weights it has."),
-    "*.format.video_key": (None, "Videos are not read yet."),
 }
 """Key, with ``*`` for any part -> the value that changes nothing, and what is so."""
 

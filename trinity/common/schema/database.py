@@ -44,6 +44,7 @@ class Database:
         max_retry_times: Further attempts.
         retry_interval_s: Seconds before the first of them; doubled each time.
         busy_timeout_s: Seconds SQLite waits for a lock within one attempt.
+        must_exist: Refuse a SQLite file that is not there, instead of making one.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class Database:
         max_retry_times: int = 3,
         retry_interval_s: float = 1.0,
         busy_timeout_s: float = 10.0,
+        must_exist: bool = False,
     ) -> None:
         self.path = path
         self._max_retry_times = max_retry_times
         self._retry_interval_s = retry_interval_s
         self._busy_timeout_s = busy_timeout_s
+        self._must_exist = must_exist
         self._engine: Engine | None = None
 
     def open(self) -> None:
@@ -165,7 +168,10 @@ class Database:
 
     def _sqlite(self, url: Any) -> Engine:
         if url.database and url.database != ":memory:":
-            Path(url.database).expanduser().parent.mkdir(parents=True, exist_ok=True)
+            file = Path(url.database).expanduser()
+            if self._must_exist and not file.is_file():
+                raise DatabaseProblem(f"There is no database {self.path!r}.")
+            file.parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"timeout": self._busy_timeout_s})
 
         @event.listens_for(engine, "connect")

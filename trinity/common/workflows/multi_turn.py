@@ -1,11 +1,15 @@
 """`MultiTurnWorkflow`: a conversation becomes one experience."""
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
 
-from trinity.common.experience import Experience, TruncateStatus
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from trinity.common.workflows.workflow import Workflow
 from trinity.utils.threads import run_sync
+
+if TYPE_CHECKING:
+    from trinity.common.experience import Experience, TruncateStatus
 
 Messages = list[dict[str, Any]]
 

@@ -1,14 +1,16 @@
 """One question, some answers, a reward for each: `SimpleWorkflow`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trinity.common.experience import Experience
 from trinity.common.rewards import RewardFn, Scorer, make_scorer
 from trinity.common.workflows.task import Task
 from trinity.common.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
+    from trinity.common.experience import Experience
     from trinity.common.models import ModelWrapper
 
 Messages = list[dict[str, Any]]
@@ -37,8 +39,8 @@ class BaseSimpleWorkflow(Workflow):
         self,
         *,
         task: Task,
-        model: "ModelWrapper",
-        auxiliary_models: "list[ModelWrapper] | None" = None,
+        model: ModelWrapper,
+        auxiliary_models: list[ModelWrapper] | None = None,
     ) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
         self.reset(task)
@@ -96,7 +98,7 @@ class BaseSimpleWorkflow(Workflow):
         """
         if self.scorer is None:
             raise ValueError(self._no_reward())
-        if isinstance(experiences, Experience):
+        if not isinstance(experiences, Sequence):
             experiences = [experiences]
         experiences = [e for e in experiences if e.truncate_status != "prompt_truncated"]
         seen = [self._seen_by_reward(experience, messages) | more for experience in experiences]

@@ -3,14 +3,16 @@
 They need `explorer.rollout_model.enable_history: true`, which records every reply.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trinity.common.experience import Experience
 from trinity.common.workflows.workflow import Workflow, defined_at
 from trinity.utils.threads import run_sync
 
 if TYPE_CHECKING:
+    from trinity.common.experience import Experience
     from trinity.common.models import ModelWrapper
     from trinity.common.workflows.task import Task
 
@@ -27,9 +29,9 @@ class _Steps(Workflow):
     def __init__(
         self,
         *,
-        task: "Task",
-        model: "ModelWrapper",
-        auxiliary_models: "list[ModelWrapper] | None" = None,
+        task: Task,
+        model: ModelWrapper,
+        auxiliary_models: list[ModelWrapper] | None = None,
         use_openai_client: bool = True,
     ) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)

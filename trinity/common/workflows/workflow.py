@@ -1,12 +1,14 @@
 """`Workflow`: the base of all workflows, and which of its methods is the one that runs."""
 
+from __future__ import annotations
+
 import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trinity.common.experience import Experience
 from trinity.utils.threads import run_sync
 
 if TYPE_CHECKING:
+    from trinity.common.experience import Experience
     from trinity.common.models import ModelWrapper
     from trinity.common.workflows.task import Task
 
@@ -35,9 +37,9 @@ class Workflow:
     def __init__(
         self,
         *,
-        task: "Task",
-        model: "ModelWrapper",
-        auxiliary_models: "list[ModelWrapper] | None" = None,
+        task: Task,
+        model: ModelWrapper,
+        auxiliary_models: list[ModelWrapper] | None = None,
     ) -> None:
         self.task = task
         self.model = model
@@ -62,7 +64,7 @@ class Workflow:
         """Make the next run stand for ``repeat_times`` runs, numbered from ``run_id_base``."""
         self.repeat_times, self.run_id_base = repeat_times, run_id_base
 
-    def reset(self, task: "Task") -> None:
+    def reset(self, task: Task) -> None:
         """Take up another task (``can_reset`` only)."""
         self.task = task
 

@@ -36,7 +36,8 @@ class TextGame(Protocol):
 class TextGameWorkflow(EnvWorkflow):
     """An episode in a world of text; the reward is its score at the end, 0 to 1.
 
-    A subclass writes `open_game` and `rules`. `workflow_args`: ``max_env_steps``, ``step_wise``;
+    A subclass writes `open_game` and `rules`. `workflow_args`: ``max_env_steps`` (or
+    ``max_turns``), ``step_wise``;
     ``reflect`` gives a failed episode a second try, after the model has said what went wrong (the
     first try is then not trained on). Metrics: ``score``, ``won``, ``env_steps``,
     ``missing_actions``.
@@ -56,7 +57,7 @@ class TextGameWorkflow(EnvWorkflow):
 
     @property
     def max_turns(self) -> int:
-        return int(self.task.workflow_args.get("max_env_steps", self.default_max_turns))
+        return int(self.task.workflow_args.get("max_env_steps", super().max_turns))
 
     def begin(self) -> Messages:
         self._score, self._num_missing = 0.0, 0

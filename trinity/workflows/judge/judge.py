@@ -3,18 +3,21 @@
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity.common.errors import MissingExtraError
 from trinity.common.experience import Experience
+from trinity.common.rewards import RewardError, RewardPolicy, Scorer
 
 if TYPE_CHECKING:
     from trinity.common.models import ModelWrapper
 
 Messages = list[dict[str, Any]]
 
-_JSON = re.compile(r"\{.*\}|\[.*\]", re.S)
+_OPENING = re.compile(r"[{\[]")
+_DECODER = json.JSONDecoder()
 _MARK = re.compile(r"</?\s*(?:data|response|question|reference)[^>]*>", re.I)
 
 #: Stands at the end of every judge's system prompt.
@@ -32,15 +35,21 @@ class Judge(Protocol):
 
 
 class ModelJudge:
-    """A judge that is one of the run's auxiliary models."""
+    """A judge that is one of the run's auxiliary models.
 
-    def __init__(self, model: "ModelWrapper", **sampling: Any) -> None:
+    Args:
+        prefix: Put into the judge's mouth as the beginning of its answer.
+    """
+
+    def __init__(self, model: "ModelWrapper", prefix: str = "", **sampling: Any) -> None:
         self._model = model
+        self._prefix = prefix
         self._sampling = {"temperature": 0.0} | sampling
 
     async def ask(self, messages: Messages) -> str:
-        [answer] = await self._model.chat_async(messages, n=1, **self._sampling)
-        return answer.response_text or ""
+        asked = begun(messages, self._prefix)
+        [answer] = await self._model.chat_async(asked, n=1, **self._sampling)
+        return self._prefix + (answer.response_text or "")
 
 
 class ServiceJudge:
@@ -73,6 +82,36 @@ class ServiceJudge:
         return reply.choices[0].message.content or ""
 
 
+async def judged(
+    judge: Judge, messages: Messages, count: int, reward_fn_args: Mapping[str, Any]
+) -> list[float] | RewardError:
+    """``count`` scores within 0 .. 1, or why there are none.
+
+    A judge is called like a reward: with the deadline and the retries of `reward_fn_args`.
+
+    Raises:
+        RewardError: There are none, and the policy is ``on_error: raise``.
+    """
+
+    async def verdict(messages: Messages) -> dict[str, float]:
+        scores = scores_in(await judge.ask(messages), count)
+        return {str(place): score for place, score in enumerate(scores)}
+
+    policy, _ = RewardPolicy.split(reward_fn_args)
+    asked = {"messages": messages, "response": messages[-1]["content"]}
+    [outcome] = await Scorer(verdict, replace(policy, weights={})).score_all([asked])
+    if isinstance(outcome, RewardError):
+        if outcome.is_fatal:
+            raise outcome
+        return outcome
+    return list(outcome.values())
+
+
+def begun(messages: Messages, prefix: str) -> Messages:
+    """``messages`` and the beginning of an answer to them, which small models need."""
+    return [*messages, {"role": "assistant", "content": prefix}] if prefix else messages
+
+
 def fenced(name: str, text: str | None) -> str:
     """A text for a judge to read, inside tags that the text itself can't close."""
     safe = _MARK.sub(lambda match: match[0].replace("<", "‹").replace(">", "›"), text or "")
@@ -83,14 +122,22 @@ def json_in(answer: str) -> Any:
     """The JSON object or list in a judge's answer.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is none, or several that differ: one may be quoted from what is judged.
     """
-    for candidate in (answer, *reversed(_JSON.findall(answer))):
+    found: list[Any] = []
+    place = 0
+    while start := _OPENING.search(answer, place):
         try:
-            return json.loads(candidate)
+            value, place = _DECODER.raw_decode(answer, start.start())
         except ValueError:
+            place = start.end()
             continue
-    raise ValueError(f"The judge's answer holds no JSON: {answer[:200]!r}")
+        found += [] if value in found else [value]
+    if not found:
+        raise ValueError(f"The judge's answer holds no JSON: {answer[:200]!r}")
+    if len(found) > 1:
+        raise ValueError(f"The judge's answer holds {len(found)} verdicts: {answer[:200]!r}")
+    return found[0]
 
 
 def scores_in(answer: str, count: int) -> list[float]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
-from trinity.common.rewards import RewardPolicy
 from trinity.common.workflows import REWARD_ERROR, SimpleWorkflow
 from trinity.workflows.judge.judge import (
     RULE_OF_FENCES,
@@ -13,7 +12,7 @@ from trinity.workflows.judge.judge import (
     ModelJudge,
     ServiceJudge,
     fenced,
-    scores_in,
+    judged,
     texts_of,
 )
 
@@ -67,20 +66,13 @@ class RubricJudgeWorkflow(SimpleWorkflow):
     async def _judge_one(
         self, judge: Judge, criteria: list[tuple[str, float]], answer: Experience
     ) -> None:
-        policy, _ = RewardPolicy.split(self.task.reward_fn_args)
-        attempts = 1 + (policy.max_retries if policy.on_error == "retry" else 0)
-        for _ in range(attempts):
-            try:
-                async with asyncio.timeout(policy.timeout_s):
-                    reply = await judge.ask(self._question(criteria, answer))
-                scores = scores_in(reply, len(criteria))
-            except Exception as error:  # a judge: recorded, never a score
-                answer.info[REWARD_ERROR] = f"rubric: {type(error).__name__}: {error}"
-                continue
-            answer.info.pop(REWARD_ERROR, None)
+        question = self._question(criteria, answer)
+        scores = await judged(judge, question, len(criteria), self.task.reward_fn_args)
+        if isinstance(scores, list):
             answer.reward = _weighted_share(scores, [weight for _, weight in criteria])
             answer.metrics |= {"rubric_score": answer.reward}
-            return
+        else:
+            answer.info[REWARD_ERROR] = f"rubric: {scores}"
 
     def _question(
         self, criteria: list[tuple[str, float]], answer: Experience

@@ -3,14 +3,15 @@
 from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
-from trinity.common.rewards import RewardPolicy
 from trinity.common.workflows import REWARD_ERROR
 from trinity.workflows.judge.judge import (
     RULE_OF_FENCES,
     Judge,
     Messages,
     ModelJudge,
+    begun,
     fenced,
+    judged,
     scores_in,
     texts_of,
 )
@@ -27,7 +28,8 @@ class MathRulerWorkflow(MathWorkflow):
     """`math_workflow` whose reward is a judge's ranking of the group.
 
     The judge is the first auxiliary model (``explorer.auxiliary_models``). It sees the question,
-    all responses, and with ``workflow_args.show_truth`` the right answer. A judge that gives no
+    all responses, and with ``workflow_args.show_truth`` the right answer; it is sampled as
+    ``judge_args`` say, among them ``prefix``, the beginning of its answer. A judge that gives no
     scores is asked again as `reward_fn_args` say (``on_error``, ``max_retries``); after that the
     group is left out. Metrics: ``ruler_score``, and ``gold_accuracy`` by `math_reward`, which is
     not trained on.
@@ -47,20 +49,13 @@ class MathRulerWorkflow(MathWorkflow):
         return answers
 
     async def _rank(self, answers: list[Experience]) -> None:
-        policy, _ = RewardPolicy.split(self.task.reward_fn_args)
-        attempts = 1 + (policy.max_retries if policy.on_error == "retry" else 0)
-        for _ in range(attempts):
-            try:
-                reply = await self._judge().ask(self.judge_messages(answers))
-                scores = scores_in(reply, len(answers))
-            except Exception as error:  # a judge: recorded, never a score
-                why = f"RULER: {type(error).__name__}: {error}"
-                continue
-            for answer, score in zip(answers, scores, strict=True):
-                answer.metrics["ruler_score"] = score
-            return
-        for answer in answers:
-            answer.info[REWARD_ERROR] = why
+        question = self.judge_messages(answers)
+        scores = await judged(self._judge(), question, len(answers), self.task.reward_fn_args)
+        for place, answer in enumerate(answers):
+            if isinstance(scores, list):
+                answer.metrics["ruler_score"] = scores[place]
+            else:
+                answer.info[REWARD_ERROR] = f"RULER: {scores}"
 
     def judge_messages(self, answers: list[Experience]) -> Messages:
         """What the judge is asked about ``answers``."""
@@ -91,6 +86,7 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
     Each of the ``repeat_times`` runs gives one answer and one ranking of all answers. An answer's
     reward is its mean score over the rankings; a ranking's is 1 minus its mean distance from the
     right verdicts (`math_reward`), and 0 if it can't be read. Rankings form a group of their own.
+    Of ``workflow_args.judge_args`` only ``prefix`` has a meaning here.
     """
 
     can_repeat: ClassVar[bool] = True
@@ -99,10 +95,11 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
         messages = self.format_messages()
         answers = await self.model.chat_async(messages, n=self.repeat_times, **self.rollout_args)
         await self.score(answers, messages)
-        rankings = await self.model.chat_async(
-            self.judge_messages(answers), n=self.repeat_times, **self.rollout_args
-        )
-        scores = [_scores_or_none(ranking, len(answers)) for ranking in rankings]
+        prefix = self._judge_args().pop("prefix", "")
+        question = begun(self.judge_messages(answers), prefix)
+        rankings = await self.model.chat_async(question, n=self.repeat_times, **self.rollout_args)
+        texts = [prefix + (ranking.response_text or "") for ranking in rankings]
+        scores = [_scores_or_none(text, len(answers)) for text in texts]
         for ranking, given in zip(rankings, scores, strict=True):
             ranking.eid.task = f"{self.task.task_id}/ranking"
             ranking.reward = _closeness(given, answers)
@@ -127,9 +124,9 @@ def _trade_reward(answer: Experience) -> None:
     answer.reward = answer.metrics.get("ruler_score")
 
 
-def _scores_or_none(ranking: Experience, count: int) -> list[float] | None:
+def _scores_or_none(text: str, count: int) -> list[float] | None:
     try:
-        return scores_in(ranking.response_text or "", count)
+        return scores_in(text, count)
     except (ValueError, TypeError):
         return None
 

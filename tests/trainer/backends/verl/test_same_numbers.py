@@ -5,21 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.trainer.backends.verl.engines import (
-    GRPO,
-    assert_same,
-    grpo,
-    ppo,
-    rows,
-    settings,
-    torch_engine,
-    verl_engine,
-)
+from tests.trainer.backends.steps import GRPO, assert_same, grpo, ppo, rows
+from tests.trainer.backends.verl.engines import settings, torch_engine, verl_engine
 from tests.trainer.test_losses_in_engine import BestTokens, batch_for_all
 from tests.trainer.toy import model_folder, plain_model
 from trinity.algorithm import POLICY_LOSS_FN
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
-from trinity.trainer.batch import TrainBatch
 from trinity.trainer.loss import Objective
 
 pytest.importorskip("verl")
@@ -69,12 +60,10 @@ async def test_micro_batches_by_rows_with_temperatures_of_their_own(tmp_path, ma
             assert_same([found], [wanted])
 
 
-@pytest.mark.parametrize("loss", ["dpo", "gspo", "best_tokens"])
-async def test_losses_over_pairs_sequences_and_the_whole_batch(tmp_path, loss):
+@pytest.mark.parametrize("loss", ["dpo", "gspo", "mix", "best_tokens"])
+async def test_losses_over_pairs_sequences_parts_and_the_whole_batch(tmp_path, loss):
     objective = Objective(BestTokens() if loss == "best_tokens" else POLICY_LOSS_FN.get(loss)())
     batch = batch_for_all()
-    columns = {n: c for n, c in batch.columns().items() if n != "expert_mask"}
-    batch = TrainBatch(batch.tokens, batch.lengths, columns)
     given = settings(model_folder(tmp_path / "model"))
     async with torch_engine(given) as plain, verl_engine(given) as engine:
         wanted = await plain.forward_backward(batch, objective)

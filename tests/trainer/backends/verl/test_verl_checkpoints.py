@@ -6,17 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.trainer.backends.faq import loaded_by_the_script
 from tests.trainer.backends.process_ranks import rank_group
-from tests.trainer.backends.verl.engines import (
-    assert_same,
-    for_verl,
-    grpo,
-    ppo,
-    rows,
-    settings,
-    torch_engine,
-    verl_engine,
-)
+from tests.trainer.backends.steps import assert_same, grpo, ppo, rows
+from tests.trainer.backends.verl.engines import for_verl, settings, torch_engine, verl_engine
 from tests.trainer.toy import model_folder, plain_model
 from trinity.checkpoint.convert import convert
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
@@ -80,7 +73,8 @@ async def test_ranks_of_verl_may_be_fewer_afterwards(tmp_path):
 @pytest.mark.parametrize("world_size", [1, 2])
 async def test_shards_that_verl_itself_wrote(tmp_path, world_size):
     given = settings(model_folder(tmp_path / "model"))
-    path = tmp_path / "job" / "global_step_2"
+    plain_model(given.model_path).save_pretrained(given.model_path)
+    path = tmp_path / "project" / "name" / "global_step_780"
     with rank_group(for_verl(given), world_size, WithVerlsOwnFiles) as group:
         await group.prepare()
         await grpo(group, range(2))
@@ -89,9 +83,7 @@ async def test_shards_that_verl_itself_wrote(tmp_path, world_size):
         logprob = (await group.forward(rows(9)))["logprob"]
         await group.save(tmp_path / "global_step_4")
         await group.wait_saved()
-    weights = load_fsdp_state_dict_from_verl_checkpoint(path / "actor")
-    model = plain_model(given.model_path)
-    model.load_state_dict(weights)
+    model = loaded_by_the_script(given.model_path, tmp_path)
     assert convert(path).status == "converted"
     hf = AutoModelForCausalLM.from_pretrained(path / "actor" / "huggingface")
     tokens = torch.arange(3, 30)[None]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FindModel = Callable[[str], "ModelWrapper | None"]
+OnChat = Callable[[str, list[Experience]], None]
 
 
 class ApiError(Exception):
@@ -33,13 +34,16 @@ class ApiError(Exception):
         self.status, self.kind = status, kind
 
 
-def create_app(find_model: FindModel, api_key: str | None) -> FastAPI:
+def create_app(
+    find_model: FindModel, api_key: str | None, on_chat: OnChat | None = None
+) -> FastAPI:
     """The routes.
 
     Args:
         find_model: From the first part of a path ("" if the path begins with ``/v1``) to the
             model behind it; None: there is none.
         api_key: What clients must send as bearer token; None: nothing.
+        on_chat: Is told the id of every chat reply and the experiences of its choices.
     """
     app = FastAPI(title="trinity", openapi_url=None)
     app.add_exception_handler(ApiError, _api_error)
@@ -47,21 +51,21 @@ def create_app(find_model: FindModel, api_key: str | None) -> FastAPI:
     app.add_exception_handler(Exception, _other_error)
 
     def model_of(request: Request, run: str = "") -> "ModelWrapper":
-        _check_key(request, api_key)
+        check_key(request, api_key)
         model = find_model(run)
         if model is None:
             raise ApiError(404, f"No run is called {run!r} here; it may have ended.")
         return model
 
     for prefix in ("", "/{run}"):
-        _add_routes(app, prefix, Depends(model_of))
+        _add_routes(app, prefix, Depends(model_of), on_chat)
     return app
 
 
-def _add_routes(app: FastAPI, prefix: str, model_of: Any) -> None:
+def _add_routes(app: FastAPI, prefix: str, model_of: Any, on_chat: OnChat | None) -> None:
     @app.post(f"{prefix}/v1/chat/completions", response_model=None)
     async def chat(request: ChatRequest, model: Any = model_of) -> Response:
-        return await _chat(request, model)
+        return await _chat(request, model, on_chat)
 
     @app.post(f"{prefix}/v1/completions", response_model=None)
     async def complete(request: CompletionRequest, model: Any = model_of) -> Response:
@@ -82,8 +86,9 @@ def _add_routes(app: FastAPI, prefix: str, model_of: Any) -> None:
         return PlainTextResponse(_prometheus(await model.engine_health()))
 
 
-async def _chat(request: ChatRequest, model: "ModelWrapper") -> Response:
+async def _chat(request: ChatRequest, model: "ModelWrapper", on_chat: OnChat | None) -> Response:
     _check_name(request, model)
+    head = responses.stream_head("chatcmpl", model.model_name)
     tools = None if request.tool_choice == "none" else request.tools
     live = LiveTokens() if request.stream else None
     job = model.replies(
@@ -96,13 +101,16 @@ async def _chat(request: ChatRequest, model: "ModelWrapper") -> Response:
     )
 
     def answer(replies: list[ChatReply]) -> responses.Json:
-        return responses.chat_completion(
+        if on_chat is not None:
+            on_chat(head["id"], [reply.experience for reply in replies])
+        whole = responses.chat_completion(
             replies,
             model.chat_format,
             model.model_name,
             with_logprobs=request.logprobs,
             with_token_ids=request.return_token_ids,
         )
+        return whole | {"id": head["id"]}
 
     if live is None:
         return JSONResponse(answer(await _or_refusal(job)))
@@ -113,7 +121,6 @@ async def _chat(request: ChatRequest, model: "ModelWrapper") -> Response:
         may_call=bool(tools) and settings.enable_auto_tool_choice,
         may_reason=bool(settings.reasoning_parser),
     )
-    head = responses.stream_head("chatcmpl", model.model_name)
     form = StreamForm(head, responses.chat_begin, responses.chat_chunks, begins_empty=True)
     return await _stream(request, model, live, job, answer, shown, form)
 
@@ -181,7 +188,8 @@ async def _or_refusal(job: Awaitable[T]) -> T:
         raise ApiError(400, str(error)) from error
 
 
-def _check_key(request: Request, api_key: str | None) -> None:
+def check_key(request: Request, api_key: str | None) -> None:
+    """Refuse a request that does not bring ``api_key``."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
     if api_key is not None and not compare_digest(given.encode(), api_key.encode()):
         raise ApiError(401, "The API key is missing or wrong.", "authentication_error")

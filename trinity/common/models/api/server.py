@@ -5,14 +5,19 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from trinity.common.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from fastapi import APIRouter, Request
+
+    from trinity.common.experience import Experience
     from trinity.common.models.wrapper import ModelWrapper
+
+    OnChat = Callable[[str, list[Experience]], None]
 
 _START_TIMEOUT_S = 20.0
 
@@ -27,11 +32,17 @@ class ApiServer:
         host: Where it listens; other machines can reach it only if this is changed.
         port: 0: any free one.
         api_key: None: made up; see `api_key`.
+
+    Attributes (set them before ``start``):
+        on_chat: Is told the id and the experiences of every chat reply.
+        routes: Further routes.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None) -> None:
         self._host, self._port = host, port
         self.api_key = api_key or secrets.token_urlsafe(24)
+        self.on_chat: OnChat | None = None
+        self.routes: Sequence[APIRouter] = ()
         self._models: Mapping[str, ModelWrapper] = {}
         self._server: object = None
         self._thread: threading.Thread | None = None
@@ -63,7 +74,9 @@ class ApiServer:
             listener.close()
             raise OSError(f"Port {self._port} of {self._host} can't be had: {error}") from error
         self._port = listener.getsockname()[1]
-        app = create_app(lambda path: self._models.get(path), self.api_key)
+        app = create_app(lambda path: self._models.get(path), self.api_key, self.on_chat)
+        for router in self.routes:
+            app.include_router(router)
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
         server = uvicorn.Server(config)
         self._server = server
@@ -78,6 +91,12 @@ class ApiServer:
             if time.monotonic() > deadline or not self._thread.is_alive():
                 raise OSError(f"The API server at {self.address} did not start.")
             time.sleep(0.005)
+
+    def check(self, request: "Request") -> None:
+        """Refuse a request without the key, in further routes."""
+        from trinity.common.models.api.app import check_key
+
+        check_key(request, self.api_key)
 
     def stop(self) -> None:
         """Answer what is under way and end."""

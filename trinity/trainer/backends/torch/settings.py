@@ -108,3 +108,8 @@ class TorchEngineSettings:
             return self.micro_batches
         own = self.reference_micro_batches if which == "ref" else None
         return own or self.forward_micro_batches or self.micro_batches
+
+    @property
+    def random_weights(self) -> str:
+        """What the log says if the actor's folder holds no weights."""
+        return f"{self.model_path} has no weights: they are random, from seed {self.seed}."

@@ -148,11 +148,7 @@ class VerlTrainRank(CheckpointParts):
         if settings.strategy == "fsdp" and settings.device == "cpu":
             self._logger.warning("veRL's fsdp starts on GPUs only; fsdp2 does its work here.")
         if actor.is_random and self._rank.rank == 0:
-            self._logger.warning(
-                "%s has no weights: they are random, from seed %d.",
-                settings.model_path,
-                settings.seed,
-            )
+            self._logger.warning(settings.random_weights)
 
     def _model(self, which: ModelRole) -> "VerlModel":
         """A model; it is loaded when it is first asked for."""

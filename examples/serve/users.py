@@ -1,0 +1,34 @@
+"""Two users who like short answers: they ask, reward each answer, and commit after eight.
+
+`python examples/serve/users.py ADDRESS KEY [STEPS]`
+"""
+
+import sys
+import time
+
+from trinity.explorer.proxy.client import TrinityClient
+
+QUESTIONS = ["Why is the sky blue?", "What is a horse?"]
+RUNS = 4
+
+
+def use(client: TrinityClient, steps: int) -> None:
+    chat = client.get_openai_client().chat.completions
+    model = client.get_openai_client().models.list().data[0].id
+    for step in range(1, steps + 1):
+        lengths = []
+        for question in QUESTIONS:
+            messages = [{"role": "user", "content": question}]
+            for _ in range(RUNS):
+                reply = chat.create(model=model, messages=messages, max_tokens=48)
+                lengths.append(reply.usage.completion_tokens)
+                client.feedback(1 - lengths[-1] / 48, [reply.id], task_id=question)
+        print(f"step {step}: {client.commit()} answers, {sum(lengths) / len(lengths):.1f} tokens")
+        while client.get_metrics()["model_version"] < step:
+            time.sleep(0.5)
+    print(client.get_metrics())
+
+
+if __name__ == "__main__":
+    address, key, *rest = sys.argv[1:]
+    use(TrinityClient(address, key), int(rest[0]) if rest else 2)

@@ -1,0 +1,245 @@
+"""`Service`: an explorer's tasks and scheduler in one, where users make the rollouts.
+
+A step of the explorer is then a commit: what users rewarded goes through the pipeline to the
+trainer, and the engines take its new weights as in any other run.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from trinity.common.experience import Experience
+from trinity.common.models.protocol import InferenceEngine
+from trinity.common.workflows import Task
+from trinity.explorer.proxy.desk import Desk
+from trinity.explorer.scheduler import BatchResult, TaskStatus
+from trinity.utils.metrics import summarize
+
+if TYPE_CHECKING:
+    from trinity.common.models import ModelWrapper
+    from trinity.common.models.api import ApiServer
+
+_HEALTH_TIMEOUT_S = 30.0
+_MAX_CONVERSATIONS = 2000  # known by their tokens; then a new book is begun
+
+
+class ReplyLog(Protocol):
+    """Where all replies are written down (`trinity.buffer.writer`)."""
+
+    async def acquire(self) -> object: ...
+
+    async def write(self, experiences: list[Experience]) -> object: ...
+
+    async def release(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Args:
+    host, port: Where the API listens; port 0: any free one.
+    api_key: What clients must send.
+    address_file: Gets the address once the API answers.
+    check_interval_s: Seconds between two health checks.
+    min_engines: Engines that must be well; fewer at two checks in a row end the run.
+    seed: Seed of what is sampled.
+    """
+
+    host: str
+    port: int
+    api_key: str
+    address_file: Path
+    check_interval_s: float = 60.0
+    min_engines: int = 1
+    seed: int = 42
+
+
+class Service:
+    """An API over a model, as the tasks and the scheduler of an explorer.
+
+    ``prepare`` -> (``next_batch`` -> ``submit`` -> ``collect``) for each commit -> ``close``. The
+    API answers from the first ``next_batch`` on.
+
+    Args:
+        model: Over ``engines``; it keeps no history.
+        log: None: replies are not written down.
+        say: Shows a line to the person at the screen.
+    """
+
+    def __init__(
+        self,
+        model: "ModelWrapper",
+        engines: Sequence[InferenceEngine],
+        settings: ServiceSettings,
+        log: ReplyLog | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.desk = Desk(keeps_all=log is not None)
+        self._model, self._engines, self._settings = model, engines, settings
+        self._log, self._say = log, say
+        self._server: ApiServer | None = None
+        self._batch: list[Experience] = []
+        self._num_healthy = len(engines)
+        self._step = 0
+        self._tasks: Sequence[Task] = ()
+        self._jobs: list[asyncio.Task[None]] = []
+        self._logger = logging.getLogger("trinity.part.explorer")
+
+    # As the scheduler
+
+    async def prepare(self) -> None:
+        """Open the log of replies. The API opens with the first step, once the engines are up."""
+        if self._log is not None:
+            await self._log.acquire()
+
+    def _open(self) -> None:
+        from trinity.common.models.api import ApiServer
+        from trinity.explorer.proxy.routes import feedback_routes
+
+        settings = self._settings
+        server = ApiServer(settings.host, settings.port, settings.api_key)
+        server.on_chat = self.desk.record
+        server.routes = [feedback_routes(self.desk, self.status, server.check)]
+        server.start(_Models(self))
+        self._server = server
+        settings.address_file.write_text(f"{server.address}\n")
+        self._say(f"The API answers at {server.address}/v1")
+        self._jobs = [asyncio.create_task(self._watch_engines())]
+        if self._log is not None:
+            self._jobs.append(asyncio.create_task(self._write_log(self._log)))
+
+    def submit(self, batch_id: int | str, tasks: Sequence[Task]) -> None:
+        """The batch is there already: what was committed."""
+        self._step, self._tasks = int(batch_id), tasks
+
+    async def collect(
+        self, batch_id: int | str, *, min_ratio: float = 1.0, wait_after_min_s: float = 0.0
+    ) -> BatchResult:
+        """What was committed, as the result of a step."""
+        batch, self._batch = self._batch, []
+        for experience in batch:
+            experience.eid.batch = batch_id
+            experience.info.setdefault("use_count", 0)
+        statuses = [
+            TaskStatus(task.raw_task["task_id"], True, 1, 0.0, "", [], task) for task in self._tasks
+        ]
+        metrics = summarize([e.metrics for e in batch], "rollout")
+        metrics |= {f"rollout/{name}": value for name, value in self.desk.counts().items()}
+        metrics["rollout/finished_task_count"] = float(len(statuses))
+        return BatchResult(batch, statuses, metrics)
+
+    async def close(self) -> None:
+        """Answer what is under way and close the API."""
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+        if self._log is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._log.write(self.desk.take_unwritten())
+                await self._log.release()
+
+    # As the source of tasks
+
+    async def next_batch(self) -> list[Task]:
+        """A task for each that was committed; waits for a commit.
+
+        Raises:
+            ConnectionError: Too few engines are well.
+        """
+        if self._server is None:
+            self._open()
+        commit = asyncio.ensure_future(self.desk.next_batch())
+        try:
+            await asyncio.wait([commit, *self._jobs], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not commit.done():
+                commit.cancel()
+        for job in self._jobs:
+            if job.done():
+                job.result()
+        self._batch = await commit
+        names = dict.fromkeys(str(e.eid.task) for e in self._batch)
+        return [Task(raw_task={"task_id": name}) for name in names]
+
+    def feedback(self, metrics: Mapping[str, object]) -> None:
+        """Nothing is selected here."""
+
+    def state_dict(self) -> dict[str, object]:
+        """Nothing: what waits for feedback ends with the process."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Nothing is kept."""
+
+    # Around them
+
+    async def status(self) -> dict[str, object]:
+        """Both loops: steps that were committed, and the trainer's weights that answer."""
+        return {
+            "explorer_step": self._step,
+            "model_version": await self._model.model_version_async,
+            "engines": len(self._engines),
+            "healthy_engines": self._num_healthy,
+        }
+
+    async def _watch_engines(self) -> None:
+        """Look after the engines; fewer than needed at two looks in a row is an error."""
+        settings, num_bad = self._settings, 0
+        while True:
+            await asyncio.sleep(settings.check_interval_s)
+            self._num_healthy = sum(await asyncio.gather(*map(_is_well, self._engines)))
+            num_bad = num_bad + 1 if self._num_healthy < settings.min_engines else 0
+            if num_bad:
+                self._logger.warning("%d engine(s) are well.", self._num_healthy)
+            if num_bad >= 2:
+                raise ConnectionError(
+                    f"Only {self._num_healthy} of {len(self._engines)} engines answer, but "
+                    f"explorer.min_running_model_num is {settings.min_engines}."
+                )
+
+    async def _write_log(self, log: ReplyLog) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            replies = self.desk.take_unwritten()
+            if replies:
+                await log.write(replies)
+
+    def current_model(self) -> "ModelWrapper":
+        """The model, which remembers the tokens of conversations only so long."""
+        book, place = divmod(self.desk.num_requests, _MAX_CONVERSATIONS)
+        if book and place == 0:
+            fresh = self._model.clone_with_isolated_history()
+            fresh.begin_run(self._settings.seed + book)
+            self._model = fresh
+        return self._model
+
+
+class _Models(Mapping[str, "ModelWrapper"]):
+    """The one model, at the root."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def __getitem__(self, path: str) -> "ModelWrapper":
+        if path:
+            raise KeyError(path)
+        return self._service.current_model()
+
+    def __iter__(self):  # type: ignore[no-untyped-def]  # of a mapping
+        return iter([""])
+
+    def __len__(self) -> int:
+        return 1
+
+
+async def _is_well(engine: InferenceEngine) -> bool:
+    try:
+        await asyncio.wait_for(engine.health(), _HEALTH_TIMEOUT_S)
+    except Exception:  # an engine: its death is found and mended by the keeper
+        return False
+    return True
