@@ -18,11 +18,6 @@ from trinity.launcher.job import JobFolder
 from trinity.synchronizer.schedule import SyncSchedule
 
 _SLOTS_PER_PROCESS = 64
-#: Every tensor of a pass would else be mapped anew, at a page fault for each 4 KiB (glibc's malloc).
-_KEPT_MEMORY = {
-    "GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=2000000000"
-    ":glibc.malloc.mmap_threshold=1000000000"
-}
 
 
 class NotEnoughGpusError(TrinityError):
@@ -117,15 +112,14 @@ class RunPlan:
         """Environment of engines and trainer.
 
         Threads that wait for each other spin for some microseconds, then sleep: spinning on would
-        take the core from the part that works, as engine and trainer take turns. What was freed is
-        used again, not given back to the system page by page.
+        take the core from the part that works, as engine and trainer take turns.
         """
         threads = {
             "OMP_NUM_THREADS": str(self.cores),
             "OMP_WAIT_POLICY": "PASSIVE",
             "GOMP_SPINCOUNT": "20000",
         }
-        return {**_KEPT_MEMORY, **self.env_vars, **threads, **self._shared_gpu()}
+        return {**self.env_vars, **threads, **self._shared_gpu()}
 
     def _shared_gpu(self) -> dict[str, str]:
         """The one GPU that trainer and engine share: Ray would give it to only one of them."""

@@ -16,8 +16,8 @@ from trinity.algorithm.advantage_fn.entropy_clip import expected_entropy_score
 from trinity.trainer.backends.torch import head_kernels
 from trinity.trainer.backends.torch.weights import gradient_of_master
 
-#: Logits of a chunk, for the matrix products: 128 MB in bfloat16 ...
-_CHUNK_ELEMENTS = 64_000_000
+#: Logits of a chunk, for the matrix products: 80 MB in bfloat16 ...
+_CHUNK_ELEMENTS = 40_000_000
 #: ... of which so many are worked on at a time elementwise, in float32, inside the cache.
 _CACHE_ELEMENTS = 1 << 19
 #: Logits of a chunk on a GPU: 2 GiB in bfloat16, worked on in place.
@@ -147,12 +147,20 @@ class _TokenLogprobs(torch.autograd.Function):
                 raw_CV[own] = grad if slope is None else grad.mul_(slope)
             grad_hidden[chunk] = raw_CV @ weight
             if total is not None:
-                total.add_(raw_CV.t() @ hidden[chunk])
+                _add_product_inplace(total, raw_CV, hidden[chunk])
             elif ctx.needs_input_grad[1]:
                 found = raw_CV.t() @ hidden[chunk]
                 grad_weight = found if grad_weight is None else grad_weight.float().add_(found)
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None
+
+
+def _add_product_inplace(total_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
+    """Add ``grad.T @ hidden``, some rows at a time: the product is never there as a whole."""
+    step = max(1, 16 * _CACHE_ELEMENTS // hidden_CD.shape[1])
+    for first in range(0, len(total_VD), step):
+        now = slice(first, first + step)
+        total_VD[now].add_(grad_CV[:, now].t() @ hidden_CD)
 
 
 def _has_kernels(hidden: Tensor, spec: HeadSpec) -> bool:
