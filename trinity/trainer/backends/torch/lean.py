@@ -128,7 +128,9 @@ class _RMSNorm(torch.autograd.Function):
 
 class _GatedMLP(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor
+    ) -> Tensor:
         hidden_MD = hidden.reshape(-1, hidden.shape[-1])
         gate_MF, up_MF = linear(hidden_MD, gate_FD), linear(hidden_MD, up_FD)
         ctx.save_for_backward(hidden_MD, gate_MF, up_MF, gate_FD, up_FD, down_DF)
