@@ -7,8 +7,11 @@ FSDP2 over the GPUs that are here, a 0.6B-shaped model in bf16; ranks are proces
 
 import asyncio
 import os
+import statistics
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,66 +25,120 @@ from trinity.trainer.backends.torch.rank import TorchTrainRank
 from trinity.trainer.backends.torch.rank_group import RankGroup
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.backends.torch.sharding import RankSettings
+from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainEngine
 from trinity.utils import actor
 
 NAMESPACE = "benchmark"
 
 
-async def steps(engine: TrainEngine, num_steps: int) -> tuple[list[tuple[float, float]], float]:
-    """Loss and gradient norm of each step, and the seconds of the last."""
+@dataclass(frozen=True)
+class Steps:
+    """Steps of one trainer on one batch.
+
+    Args:
+        figures: Loss and gradient norm of each.
+        seconds: The median of a step, the first two left out.
+    """
+
+    figures: list[tuple[float, float]]
+    seconds: float
+
+    def norm_difference(self, other: "Steps", until: int | None = None) -> float:
+        """The largest relative one between the gradient norms of the first steps."""
+        pairs = zip(self.figures[:until], other.figures[:until], strict=True)
+        return max(abs(a[1] - b[1]) / b[1] for a, b in pairs)
+
+    def loss_difference(self, other: "Steps", until: int | None = None) -> float:
+        """The largest one between the losses of the first steps."""
+        pairs = zip(self.figures[:until], other.figures[:until], strict=True)
+        return max(abs(a[0] - b[0]) for a, b in pairs)
+
+
+def a_batch() -> TrainBatch:
+    return batch_of(8, 4, 512, 512, "0.6b")
+
+
+async def steps(engine: TrainEngine, num_steps: int) -> Steps:
+    """Steps on the same rows."""
     await engine.prepare()
-    batch = batch_of(8, 4, 512, 512, "0.6b")
-    found = []
+    batch = a_batch()
+    figures, seconds = [], []
     for _ in range(num_steps):
         start = time.perf_counter()
         metrics = await engine.forward_backward(batch, PPO)
         metrics |= await engine.optim_step()
-        seconds = time.perf_counter() - start
-        found.append((metrics["actor/final_loss"], metrics["actor/grad_norm"]))
+        seconds.append(time.perf_counter() - start)
+        figures.append((metrics["actor/final_loss"], metrics["actor/grad_norm"]))
     await engine.close()
-    return found, seconds
+    return Steps(figures, statistics.median(seconds[2:]))
 
 
-async def measure(num_ranks: int) -> dict[str, object]:
-    settings = TorchEngineSettings(
+def settings_of() -> TorchEngineSettings:
+    return TorchEngineSettings(
         model_folder("0.6b"),
         device="cuda",
         micro_batches=MicroBatchRule(max_tokens=8192),
         optimizer=OptimizerSettings(lr=1e-5),
     )
+
+
+def placed() -> dict[str, Any]:
+    """Where a process of one GPU goes."""
     environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    where: dict[str, Any] = {"namespace": NAMESPACE, "num_gpus": 1, "env_vars": environment}
-    alone = actor.spawn(TorchTrainEngine, settings, None, name="alone", **where)
-    wanted, slow = await steps(alone, 4)
-    actor.kill(alone)
-    ranks = [
+    return {"namespace": NAMESPACE, "num_gpus": 1, "env_vars": environment}
+
+
+async def alone(num_steps: int) -> Steps:
+    """The torch trainer on one GPU."""
+    engine = actor.spawn(TorchTrainEngine, settings_of(), None, name="alone", **placed())
+    try:
+        return await steps(engine, num_steps)
+    finally:
+        actor.kill(engine)
+
+
+async def in_ranks(
+    kind: type, settings: TorchEngineSettings, num_ranks: int, num_steps: int
+) -> Steps:
+    """A trainer of several processes, each with a GPU of its own."""
+    ranks: list[Any] = [
         actor.spawn(
-            TorchTrainRank, settings, None, RankSettings(n, num_ranks), name=f"rank_{n}", **where
+            kind, settings, None, RankSettings(n, num_ranks), name=f"{num_ranks}_{n}", **placed()
         )
         for n in range(num_ranks)
     ]
-    found, fast = await steps(RankGroup(ranks, settings), 4)
+    try:
+        return await steps(RankGroup(ranks, settings), num_steps)
+    finally:
+        for rank in ranks:
+            actor.kill(rank)
+
+
+async def measure(num_ranks: int) -> dict[str, object]:
+    wanted = await alone(4)
+    found = await in_ranks(TorchTrainRank, settings_of(), num_ranks, 4)
     return {
         "num_ranks": num_ranks,
-        "one_rank_loss_and_norm": wanted,
-        "ranks_loss_and_norm": found,
-        "max_norm_difference": max(
-            abs(a[1] - b[1]) / b[1] for a, b in zip(found, wanted, strict=True)
-        ),
-        "speed_up": slow / fast,
+        "one_rank_loss_and_norm": wanted.figures,
+        "ranks_loss_and_norm": found.figures,
+        "max_norm_difference": found.norm_difference(wanted),
+        "max_loss_difference": found.loss_difference(wanted),
+        "speed_up": wanted.seconds / found.seconds,
+        "step_s_of_one": wanted.seconds,
     }
 
 
-def main() -> None:
+def in_cluster(name: str, job: Callable[[], Coroutine[Any, Any, dict[str, object]]]) -> None:
+    """Run ``job`` beside a Ray cluster of its own, and write what it gives as ``name``."""
     from trinity.launcher.cluster import ray_cluster
 
     model_folder("0.6b")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRINITY_LOG_DIR"] = folder
         with ray_cluster("local", NAMESPACE, {"TRINITY_LOG_DIR": folder}):
-            write("gpu_ranks", asyncio.run(measure(torch.cuda.device_count())))
+            write(name, asyncio.run(job()))
 
 
 if __name__ == "__main__":
-    main()
+    in_cluster("gpu_ranks", lambda: measure(min(2, torch.cuda.device_count())))

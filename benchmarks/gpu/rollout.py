@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.rollout --tokenizer FOLDER
 
-0.5B-shaped model, 512 samples at a time. Ours: tasks through scheduler, runner processes, model
-wrapper and engine process, as in a run. Bare: `vllm.LLM.generate` on the same prompts, with the
-logprobs that training needs, and without.
+0.5B-shaped model, 512 samples at a time for each engine. Ours: tasks through scheduler, runner
+processes, model wrapper and engine process, as in a run, with one engine and (``--engines 2``) with
+two. Bare: `vllm.LLM.generate` on the same prompts, with the logprobs that training needs, and
+without. Each on GPUs of its own, all at once, where there are enough; else one after the other.
 """
 
 import argparse
@@ -48,6 +49,10 @@ def questions(count: int) -> list[str]:
     return [f"Write about a river, a stone and the number {n}. " * 4 for n in range(count)]
 
 
+def prompts_of(args: argparse.Namespace) -> int:
+    return int(args.prompts * args.engines)
+
+
 def bare(args: argparse.Namespace, model: str) -> dict[str, list[float]]:
     from transformers import AutoTokenizer
 
@@ -80,18 +85,19 @@ def configuration(args: argparse.Namespace, model: str, folder: str) -> Any:
             "name": "rollout",
             "mode": "explore",
             "checkpoint_root_dir": folder,
-            "cluster": {"node_num": 1, "gpu_per_node": 1},
+            "cluster": {"node_num": 1, "gpu_per_node": args.engines},
             "algorithm": {"algorithm_type": "grpo", "repeat_times": args.samples},
             "model": {
                 "model_path": model,
                 "max_model_len": args.max_model_len,
                 "max_response_tokens": args.new_tokens,
             },
-            "buffer": {"batch_size": args.prompts},
+            "buffer": {"batch_size": prompts_of(args)},
             "explorer": {
                 "runner_per_model": args.prompts,
                 "rollout_model": {
                     "engine_type": "vllm",
+                    "engine_num": args.engines,
                     "dtype": "bfloat16",
                     "gpu_memory_utilization": 0.8,
                     "ignore_eos": True,
@@ -121,7 +127,7 @@ async def through_explorer(args: argparse.Namespace, plan: Any) -> list[float]:
                 repeat_times=args.samples,
                 format_args={"prompt_key": "question", "response_key": "answer"},  # type: ignore[arg-type]
             )
-            for text in questions(args.prompts)
+            for text in questions(prompts_of(args))
         ]
         start = time.perf_counter()
         explorer.scheduler.submit(round_, tasks)
@@ -130,7 +136,7 @@ async def through_explorer(args: argparse.Namespace, plan: Any) -> list[float]:
         tokens = sum(
             int(e.action_mask.sum()) for e in result.experiences if e.action_mask is not None
         )
-        wanted = args.prompts * args.samples * args.new_tokens
+        wanted = prompts_of(args) * args.samples * args.new_tokens
         assert tokens == wanted, (tokens, wanted, result.statuses[0].message)
     await explorer.close()
     build_explorer.kill_engines(explorer, [])
@@ -142,7 +148,7 @@ def ours(args: argparse.Namespace, model: str) -> list[float]:
     from trinity.launcher.plan import make_plan
 
     with tempfile.TemporaryDirectory() as folder:
-        plan = make_plan(configuration(args, model, folder), found_gpus=1)
+        plan = make_plan(configuration(args, model, folder), found_gpus=args.engines)
         os.environ["TRINITY_LOG_DIR"] = folder
         with ray_cluster("local", plan.namespace, plan.env_vars):
             try:
@@ -153,32 +159,90 @@ def ours(args: argparse.Namespace, model: str) -> list[float]:
                 raise
 
 
+def measure_part(args: argparse.Namespace) -> dict[str, float]:
+    """Tokens a second of one of the parts, in this process."""
+    model = model_folder("0.5b", args.tokenizer)
+    total = args.prompts * args.samples * args.new_tokens
+    if args.part == "bare":
+        found = bare(args, model)
+        return {name: total / statistics.median(seconds) for name, seconds in found.items()}
+    return {"tokens_per_second": total * args.engines / statistics.median(ours(args, model))}
+
+
+def start_part(part: str, engines: int, gpus: list[str]) -> subprocess.Popen[str]:
+    """The same program for one part, on its GPUs."""
+    command = [sys.executable, "-m", "benchmarks.gpu.rollout", *sys.argv[1:], "--part", part]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    return subprocess.Popen(
+        [*command, "--engines", str(engines)], stdout=subprocess.PIPE, env=environment, text=True
+    )
+
+
+def result_of(process: subprocess.Popen[str]) -> dict[str, float]:
+    """What a part printed last; empty if it failed."""
+    output, _ = process.communicate()
+    lines = [line for line in output.splitlines() if line.startswith("PART ")]
+    if process.returncode or not lines:
+        print(output[-4000:], flush=True)
+        return {}
+    print(lines[-1], flush=True)
+    return dict(json.loads(lines[-1].removeprefix("PART ")))
+
+
+def all_parts(args: argparse.Namespace, gpus: list[str]) -> dict[str, dict[str, float]]:
+    wanted = [("ours", 1), ("bare", 1)] + ([("ours", args.engines)] if args.engines > 1 else [])
+    running: dict[str, subprocess.Popen[str]] = {}
+    found: dict[str, dict[str, float]] = {}
+    free = list(gpus)
+    for part, engines in wanted:
+        if len(free) < engines:
+            found |= {name: result_of(process) for name, process in running.items()}
+            running, free = {}, list(gpus)
+        mine, free = free[:engines], free[engines:]
+        running[f"{part}_{engines}"] = start_part(part, engines, mine)
+    return found | {name: result_of(process) for name, process in running.items()}
+
+
+def visible_gpus() -> list[str]:
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given:
+        return given.split(",")
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    return [str(number) for number in range(len(listed.stdout.splitlines()))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", required=True)
-    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=64, help="for each engine")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--part", choices=["ours", "bare"], help="only this, printed")
     args = parser.parse_args()
-    model = model_folder("0.5b", args.tokenizer)
-    total = args.prompts * args.samples * args.new_tokens
-    own = total / statistics.median(ours(args, model))
-    print("ours", own, flush=True)
-    base = {name: total / statistics.median(found) for name, found in bare(args, model).items()}
-    write(
-        "gpu_rollout",
-        {
-            "samples": args.prompts * args.samples,
-            "new_tokens": args.new_tokens,
-            "explorer_tokens_per_second": own,
-            "bare_with_logprobs_tokens_per_second": base["with_logprobs"],
-            "bare_without_logprobs_tokens_per_second": base["without"],
-            "ratio": own / base["with_logprobs"],
-            "ratio_to_without_logprobs": own / base["without"],
-        },
-    )
+    if args.part:
+        print("PART " + json.dumps(measure_part(args)), flush=True)
+        return
+    model_folder("0.5b", args.tokenizer)
+    found = all_parts(args, visible_gpus())
+    own, base = found["ours_1"].get("tokens_per_second"), found["bare_1"]
+    result: dict[str, object] = {
+        "samples": args.prompts * args.samples,
+        "new_tokens": args.new_tokens,
+        "gpus": len(visible_gpus()),
+        "explorer_tokens_per_second": own,
+        "bare_with_logprobs_tokens_per_second": base.get("with_logprobs"),
+        "bare_without_logprobs_tokens_per_second": base.get("without"),
+    }
+    if own and base:
+        result["ratio"] = own / base["with_logprobs"]
+        result["ratio_to_without_logprobs"] = own / base["without"]
+    more = found.get(f"ours_{args.engines}", {}).get("tokens_per_second")
+    if own and more and args.engines > 1:
+        result |= {f"{args.engines}_engines_tokens_per_second": more, "scaling": more / own}
+    write("gpu_rollout", result)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ def use(client: TrinityClient, steps: int) -> None:
             messages = [{"role": "user", "content": question}]
             for _ in range(RUNS):
                 reply = chat.create(model=model, messages=messages, max_tokens=48)
-                lengths.append(reply.usage.completion_tokens)
-                client.feedback(1 - lengths[-1] / 48, [reply.id], task_id=question)
-        print(f"step {step}: {client.commit()} answers, {sum(lengths) / len(lengths):.1f} tokens")
+                lengths.append(len(reply.choices[0].message.content))
+                client.feedback(1 - lengths[-1] / 300, [reply.id], task_id=question)
+        mean = sum(lengths) / len(lengths)
+        print(f"step {step}: {client.commit()} answers of {mean:.0f} characters")
         while client.get_metrics()["model_version"] < step:
             time.sleep(0.5)
     print(client.get_metrics())

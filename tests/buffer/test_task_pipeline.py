@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.buffer.pipelines.task import STATS, TaskPipeline, TaskPipelineSettings
+from trinity.buffer.pipelines.task import STATS, TaskPipeline, TaskPipelineSettings, tenths
 from trinity.buffer.rows import DataError, Row
 
 
@@ -59,6 +59,18 @@ async def test_chunks_in_order_with_progress(tmp_path: Path):
     assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
     assert processor.chunks == [4, 4, 2]
     assert work.metrics == {"dropped": 5.0, "rows_kept": 5.0}
+
+
+def test_progress_is_told_by_tenths():
+    lines: list[str] = []
+    report = tenths(lines.append)
+    for done in range(0, 101, 4):
+        report(done, 100)
+    assert len(lines) == 11
+    assert (lines[0], lines[-1]) == (
+        "Task pipeline: 0 of 100 rows.",
+        "Task pipeline: 100 of 100 rows.",
+    )
 
 
 async def test_a_stopped_pipeline_goes_on(tmp_path: Path):

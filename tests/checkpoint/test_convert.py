@@ -33,15 +33,21 @@ def logits(folder) -> torch.Tensor:
 def test_all_checkpoints_of_a_job_are_converted_once(tmp_path, tied):
     base = model_folder(tmp_path / "base", tie_word_embeddings=tied, dtype="float32")
     models = {step: checkpoint(tmp_path / "job", step, base) for step in (3, 20)}
+    critic = tmp_path / "job/global_step_3/critic"
+    critic.mkdir()
+    torch.save({"score.weight": torch.ones(1)}, critic / layout.shard_name("model", 1, 0))
     result = CliRunner().invoke(app, ["convert", "-c", str(tmp_path / "job")])
     assert result.exit_code == 0, result.output
+    assert [path.name for path in critic.iterdir()] == [layout.shard_name("model", 1, 0)]
     for step, model in models.items():
         folder = tmp_path / f"job/global_step_{step}/actor/huggingface"
         torch.testing.assert_close(logits(folder), model(TOKENS).logits, atol=1e-5, rtol=1e-5)
-    again = CliRunner().invoke(app, ["convert", "-c", str(tmp_path / "job/global_step_3/actor")])
-    assert again.exit_code == 0
-    assert "skipped" in again.output
-    assert "global_step_20" not in again.output
+    for inner in ("", "actor", "actor/huggingface", "actor/model_world_size_1_rank_0.pt"):
+        path = tmp_path / "job/global_step_3" / inner
+        again = CliRunner().invoke(app, ["convert", "-c", str(path)])
+        assert again.exit_code == 0
+        assert "skipped" in again.output
+        assert "global_step_20" not in again.output
 
 
 def test_a_missing_config_needs_the_base_model(tmp_path):
@@ -67,6 +73,9 @@ def test_one_failure_is_told_and_the_others_go_on(tmp_path):
     only = CliRunner().invoke(app, ["convert", "-c", str(tmp_path), "--step", "2,5"])
     assert only.exit_code == 1
     assert "No global_step_5" in only.output
+    words = CliRunner().invoke(app, ["convert", "-c", str(tmp_path), "--step", "last"])
+    assert words.exit_code == 1
+    assert "--step is 'last'" in words.output
 
 
 def test_no_checkpoint_at_all(tmp_path):

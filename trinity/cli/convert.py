@@ -28,8 +28,7 @@ def command(
 
     console = Console()
     try:
-        steps = [int(part) for part in step.split(",") if part.strip()]
-        folders = steps_among(find_step_folders(checkpoint_dir), steps)
+        folders = steps_among(find_step_folders(checkpoint_dir), _numbers(step))
     except (FileNotFoundError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
@@ -48,3 +47,10 @@ def command(
     for outcome in failed:
         typer.echo(f"{outcome.folder}: {outcome.message}", err=True)
     raise typer.Exit(1 if failed else 0)
+
+
+def _numbers(steps: str) -> list[int]:
+    parts = [part.strip() for part in steps.split(",") if part.strip()]
+    if not all(part.isdigit() for part in parts):
+        raise ValueError(f"--step is {steps!r}; give numbers, such as 100,200.")
+    return [int(part) for part in parts]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from trinity.buffer.pipelines.task import run_task_pipeline
+from trinity.buffer.pipelines.task import run_task_pipeline, tenths
 from trinity.checkpoint import huggingface, layout
 from trinity.common.config import Config, iterate_stages
 from trinity.common.constants import Mode
@@ -203,9 +203,10 @@ class Job:
         output = pipeline.output.path if pipeline.output is not None else None
         if not output:
             raise ConfigError([Problem("data_processor.task_pipeline.output", "It has no path.")])
-        self.screen.say("Task pipeline: preparing the tasks.")
-        metrics = await run_task_pipeline(pipeline, plan.config.service.data_juicer, output)
-        self.screen.say(f"Task pipeline: {metrics}")
+        service, report = plan.config.service.data_juicer, tenths(self.screen.say)
+        metrics = await run_task_pipeline(pipeline, service, output, report)
+        found = [f"{key.partition('/')[2]} {value:g}" for key, value in metrics.items()]
+        self.screen.say(f"Task pipeline: {', '.join(found) or 'its result is there already'}.")
 
     @asynccontextmanager
     async def _stopping_on_signal(self, parts: Parts) -> AsyncIterator[None]:

@@ -77,11 +77,15 @@ async def test_the_huggingface_folder_is_a_whole_model_with_the_trainers_logprob
 async def test_the_script_of_the_faq_loads_a_checkpoint(tmp_path):
     folder = model_folder(tmp_path / "model")
     plain_model(folder).save_pretrained(folder)
+    (tmp_path / "model/generation_config.json").unlink()
     engine = TorchTrainEngine(settings(folder))
     await engine.prepare()
     await trained(engine, range(1))
     await engine.save(tmp_path / "project/name/global_step_780")
     await engine.wait_saved()
+    assert (
+        tmp_path / "project/name/global_step_780/actor/huggingface/generation_config.json"
+    ).exists()
     batch = TrainBatch.from_experiences(groups())
     with torch.no_grad():
         wanted = plain_outputs(loaded_by_the_script(folder, tmp_path), batch)["logprob"]

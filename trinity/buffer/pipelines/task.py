@@ -258,6 +258,20 @@ async def run_task_pipeline(
     return {f"task_pipeline/{name}": value for name, value in pipeline.metrics.items()}
 
 
+def tenths(say: Callable[[str], None]) -> Progress:
+    """A report that says a line for each tenth of the rows."""
+    told = -1
+
+    def report(done: int, total: int) -> None:
+        nonlocal told
+        tenth = 10 * done // max(total, 1)
+        if tenth > told:
+            say(f"Task pipeline: {done} of {total} rows.")
+        told = max(told, tenth)
+
+    return report
+
+
 def _stats(row: Row) -> dict[str, object]:
     found = row[STATS]
     assert isinstance(found, dict), "a processor gives each row its statistics"

@@ -19,6 +19,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateRequest,
 )
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -37,6 +38,7 @@ from trinity.common.models.protocol import (
     WeightTicket,
 )
 from trinity.engine.vllm.compat import seeds_on_cpu
+from trinity.engine.vllm.memory import explaining_failure
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.engine.vllm.shipping import Shapes, expected_shapes, ticket_files
 from trinity.engine.vllm.transfer import BACKEND, EXTENSION
@@ -243,7 +245,8 @@ class VLLMEngine:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         path = self._folder_with_weights()
         self._shapes = expected_shapes(path, self._settings.trust_remote_code)
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args(path)))
+        with explaining_failure(self._settings):
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args(path)))
         self._dtype = llm.vllm_config.model_config.dtype
         return llm
 
@@ -362,6 +365,7 @@ class VLLMEngine:
             repetition_penalty=params.repetition_penalty,
             ignore_eos=params.ignore_eos,
             logprobs=0,
+            flat_logprobs=not is_tagged,  # no dictionary for each token; has no empty parts
             detokenize=bool(params.stop),
             include_stop_str_in_output=True,
             skip_special_tokens=False,
@@ -464,9 +468,13 @@ async def _telling_of_death() -> AsyncIterator[None]:
 
 
 def _chosen(part: CompletionOutput) -> list[float]:
-    """Logprob of each token of an output."""
-    entries = part.logprobs or []
-    return [entry[token].logprob for entry, token in zip(entries, part.token_ids, strict=True)]
+    """Logprob of each token of an output; vLLM puts the token that was sampled first."""
+    entries = part.logprobs
+    if isinstance(entries, FlatLogprobs):
+        return [entries.logprobs[start] for start in entries.start_indices]
+    return [
+        entry[token].logprob for entry, token in zip(entries or [], part.token_ids, strict=True)
+    ]
 
 
 def _finish_reason(part: CompletionOutput) -> FinishReason:

@@ -5,7 +5,7 @@ import resource
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ from trinity.synchronizer.channel import WeightChannel
 from trinity.trainer.backends.torch import updates
 from trinity.trainer.backends.torch.microbatch import MicroBatch, plan_micro_batches
 from trinity.trainer.backends.torch.models import Placement, TrainedModel
+from trinity.trainer.backends.torch.out_of_memory import naming_the_setting
 from trinity.trainer.backends.torch.packed_model import PackedModel
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.backends.torch.sharding import Ranks
@@ -96,7 +97,16 @@ class TorchTrainEngine:
     def _step(self, which: TrainedRole) -> dict[str, float]:
         if self._channel is not None and which == "actor":
             self._channel.before_change()
-        return self._trained(which).optimizer.step()
+        with self._telling(f"optimizer step of the {which}", has_tokens=False):
+            return self._trained(which).optimizer.step()
+
+    def _telling(self, phase: str, has_tokens: bool = True) -> AbstractContextManager[None]:
+        """Within, running out of GPU memory names the setting to change."""
+        return naming_the_setting(self._settings, phase, self._coming_bytes if has_tokens else None)
+
+    def _coming_bytes(self) -> int:
+        """GPU memory of gradients, and of moments before the first step."""
+        return sum(model.optimizer.coming_bytes for model in self._models.values())
 
     async def send_weights(self, version: int) -> WeightTicket:
         if self._channel is None:
@@ -147,14 +157,15 @@ class TorchTrainEngine:
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         torch.manual_seed(settings.seed)
+        with self._telling("loading of the models", has_tokens=False):
+            self._load_models(ranks)
+
+    def _load_models(self, ranks: Ranks | None) -> None:
+        settings = self._settings
         self._placement = Placement(settings, ranks)
         actor = self._models["actor"] = self._placement.actor()
         if actor.is_random and (ranks is None or ranks.rank == 0):
-            self._logger.warning(
-                "%s has no weights: they are random, from seed %d.",
-                settings.model_path,
-                settings.seed,
-            )
+            self._logger.warning(settings.random_weights)
         if settings.critic is not None:
             self._models["critic"] = self._placement.critic()
 
@@ -173,7 +184,8 @@ class TorchTrainEngine:
         is_base = which == "ref" and self._settings.adapter is not None
         model, is_offloaded = self._model(which)
         rest = adapter_off(model.model) if is_base else nullcontext()
-        with rest, self._working().at_work(model, is_offloaded):
+        work = self._working().at_work(model, is_offloaded)
+        with self._telling(f"forward pass of the {which}"), rest, work:
             return updates.token_outputs(model, batch, plan, entropy)
 
     def _backward(
@@ -184,7 +196,8 @@ class TorchTrainEngine:
         plan: Sequence[MicroBatch],
         scope: LossScope,
     ) -> updates.Share:
-        with self._working().at_work(*self._model(which)) as model:
+        work = self._working().at_work(*self._model(which))
+        with self._telling(f"training pass of the {which}"), work as model:
             return updates.backward(model, batch, objective, plan, scope)
 
     def _backward_from(
@@ -194,7 +207,8 @@ class TorchTrainEngine:
         which: TrainedRole,
         plan: Sequence[MicroBatch],
     ) -> None:
-        with self._working().at_work(*self._model(which)) as model:
+        work = self._working().at_work(*self._model(which))
+        with self._telling(f"training pass of the {which}"), work as model:
             updates.backward_from(model, batch, gradient, plan)
 
     def _working(self) -> Placement:

@@ -56,6 +56,12 @@ class MasterOptimizer:
         self.num_steps += 1
         return metrics
 
+    @property
+    def coming_bytes(self) -> int:
+        """GPU memory that a step takes beyond what is there: gradients, and moments at first."""
+        copies = 1 if self.num_steps else 3
+        return sum(copies * m.nbytes for m in self.weights.masters.values() if m.is_cuda)
+
     def _clip(self, norm: Tensor) -> None:
         if self.settings.clip_grad and norm.is_cuda:  # the step itself divides by it
             self._adam.grad_scale = ((norm + 1e-6) / self.settings.clip_grad).clamp(min=1.0)  # type: ignore[attr-defined]  # read by fused AdamW

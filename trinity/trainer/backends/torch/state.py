@@ -108,8 +108,9 @@ class HuggingFaceFolder:
             huggingface.copy_companions(Path(self.source), folder)
         else:
             AutoTokenizer.from_pretrained(self.source).save_pretrained(folder)
-            if self.model.generation_config is not None:
-                self.model.generation_config.save_pretrained(folder)
+        generation = getattr(self.model, "generation_config", None)
+        if generation is not None and not (folder / "generation_config.json").exists():
+            generation.save_pretrained(folder)
         config = self.model.config
         config.architectures = [type(self.model).__name__]
         config.save_pretrained(folder)

@@ -1,0 +1,103 @@
+"""GRPO end to end on one GPU: `trinity run` in `mode: colocate` against TRL's GRPOTrainer.
+
+    python -m benchmarks.gpu.grpo --tokenizer FOLDER
+
+0.5B-shaped model, 64 prompts x 8 samples of 256 tokens a step, one update a step, bf16, no
+reference model. TRL samples with vLLM on the same GPU too, or, where that fails, with its own
+generation; the result says which. On two GPUs both run at once.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from benchmarks.gpu.common import model_folder, write
+from benchmarks.gpu.rollout import visible_gpus
+from benchmarks.gpu.runs import (
+    HERE,
+    NEW_TOKENS,
+    NUM_PROMPTS,
+    NUM_SAMPLES,
+    trinity_run,
+    write_prompts,
+)
+
+WARM_STEPS = 3
+
+
+def with_trinity(model: str, num_steps: int, folder: Path) -> dict[str, object]:
+    run = trinity_run(folder, model, num_steps, "mode=colocate")
+    cycle = run.cycle_s(WARM_STEPS)
+    return {
+        "step_s": cycle,
+        "samples_per_second": NUM_PROMPTS * NUM_SAMPLES / cycle,
+        "seconds_to_first_step": run.first_step_s,
+        "step_seconds": run.step_seconds,
+    }
+
+
+def with_trl(model: str, num_steps: int, folder: Path, gpu: str) -> dict[str, object]:
+    """With vLLM if that runs, else with TRL's own generation; and why not with vLLM."""
+    why = ""
+    write_prompts(folder / "prompts.jsonl", num_steps)
+    for sampler in ("vllm", "own"):
+        out = folder / f"{sampler}.json"
+        done = subprocess.run(
+            [
+                *(sys.executable, str(HERE / "grpo_trl.py"), "--model", model, "--out", str(out)),
+                *("--prompts", str(folder / "prompts.jsonl"), "--steps", str(num_steps)),
+                *("--num-samples", str(NUM_SAMPLES), "--new-tokens", str(NEW_TOKENS)),
+                *("--sampler", sampler),
+            ],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+        )
+        if out.exists():
+            found = json.loads(out.read_text())
+            seconds = found["step_seconds"][WARM_STEPS:]
+            mean = sum(seconds) / len(seconds)
+            rate = NUM_PROMPTS * NUM_SAMPLES / mean
+            own = {"sampler": sampler, "step_s": mean, "samples_per_second": rate}
+            return {**found, **own, "why_not_vllm": why}
+        why = done.stderr[-1500:]
+        print(f"TRL with {sampler} failed: {done.stderr[-3000:]}", flush=True)
+    return {"why_not_vllm": why}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--steps", type=int, default=10)
+    args = parser.parse_args()
+    gpus, model = visible_gpus(), model_folder("0.5b", args.tokenizer)
+    found: dict[str, dict[str, object]] = {}
+    result: dict[str, object] = {"prompts": NUM_PROMPTS, "samples": NUM_SAMPLES}
+    result["new_tokens"] = NEW_TOKENS
+
+    def theirs(folder: Path) -> None:
+        found["trl"] = with_trl(model, args.steps, folder, gpus[-1])
+        write("gpu_grpo", {**result, **found})
+
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        thread = threading.Thread(target=theirs, args=(Path(other),))
+        if len(gpus) > 1:
+            thread.start()
+        found["trinity"] = with_trinity(model, args.steps, Path(one))
+        write("gpu_grpo", {**result, **found})
+        if len(gpus) == 1:
+            thread.start()
+        thread.join()
+    ours, rate = found["trinity"]["samples_per_second"], found["trl"].get("samples_per_second")
+    if isinstance(ours, float) and isinstance(rate, float):
+        result["times_trl"] = ours / rate
+    write("gpu_grpo", {**result, **found})
+
+
+if __name__ == "__main__":
+    main()

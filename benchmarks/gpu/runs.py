@@ -1,0 +1,74 @@
+"""`trinity run` as the benchmarks start it: prompts, command, and what is read off its folder."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NUM_PROMPTS, NUM_SAMPLES, NEW_TOKENS = 64, 8, 256
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended well.
+
+    Args:
+        step_seconds: Of each training step.
+        step_ends: When each was reported, in seconds since the epoch.
+    """
+
+    first_step_s: float
+    step_seconds: list[float]
+    step_ends: list[float]
+
+    def cycle_s(self, first: int) -> float:
+        """Mean seconds from the end of one step to that of the next, from step ``first`` on."""
+        ends = self.step_ends[first - 1 :]
+        return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
+def write_prompts(path: Path, num_steps: int) -> None:
+    """The same prompts in every step."""
+    rows = [
+        {"question": f"Write a story of a river, a stone and the number {number}."}
+        for number in range(NUM_PROMPTS)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows * num_steps))
+
+
+def trinity_run(folder: Path, model: str, num_steps: int, *overrides: str) -> Run:
+    """Run `grpo.yaml` below ``folder``.
+
+    Raises:
+        RuntimeError: With the ends of its logs.
+    """
+    prompts = folder / "prompts.jsonl"
+    write_prompts(prompts, num_steps)
+    command = [
+        *(sys.executable, "-W", "ignore", "-m", "trinity.cli.launcher", "run"),
+        *("--config", str(HERE / "grpo.yaml"), "--plugin-dir", str(HERE.parent / "plugins")),
+        f"checkpoint_root_dir={folder / 'jobs'}",
+        f"model.model_path={model}",
+        f"buffer.explorer_input.taskset.path={prompts}",
+        f"buffer.total_steps={num_steps}",
+        *overrides,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        logs = [f"{p.name}: {p.read_text()[-1500:]}" for p in folder.rglob("*.log")]
+        raise RuntimeError("\n".join([done.stdout[-3000:], done.stderr[-1500:], *logs]))
+    [summary] = folder.glob("**/summary.json")
+    [stage] = json.loads(summary.read_text())["stages"]
+    ends = step_ends(summary.parent)
+    return Run(stage["seconds_to_first_step"], stage["step_seconds"], ends)
+
+
+def step_ends(job: Path) -> list[float]:
+    """When each training step was reported, by tensorboard's clock."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    files = EventAccumulator(str(job / "monitor" / "tensorboard" / "trainer"))
+    files.Reload()
+    return [event.wall_time for event in files.Scalars("time/step")]
