@@ -26,6 +26,8 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from trinity.launcher.build_train_engine import KEPT_MEMORY
+
 NUM_PROMPTS, NUM_SAMPLES, PROMPT, ANSWER = 8, 8, 45, 32
 ROWS = NUM_PROMPTS * NUM_SAMPLES
 PADDED_ROWS = 16
@@ -81,7 +83,7 @@ async def with_trinity(options: argparse.Namespace) -> Passes:
     from trinity.trainer.backends.torch.settings import TorchEngineSettings
     from trinity.trainer.loss import Objective
 
-    rule = MicroBatchRule(max_tokens=NUM_PROMPTS * (PROMPT + NUM_SAMPLES * ANSWER) // 8)
+    rule = MicroBatchRule(max_tokens=options.max_tokens)
     settings = TorchEngineSettings(
         options.model, "bfloat16", micro_batches=rule, num_threads=options.threads
     )
@@ -139,8 +141,10 @@ def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float
         *("--passes", str(options.passes), "--threads", str(options.threads)),
         *("--shortest", str(options.shortest)),
     ]
-    threads = {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "PASSIVE"}  # as in runs
-    environment = {**os.environ, **threads}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    if name == "trinity":
+        command += ["--max-tokens", str(options.max_tokens)]
+        environment |= KEPT_MEMORY  # as the trainer's process has it in a run
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.strip().splitlines()[-1])
     clock, cpu = (ROWS * (options.passes - 1) / sum(found[k][1:]) for k in KINDS)
@@ -155,6 +159,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--shortest", type=int, default=ANSWER, help="tokens of an answer, at least"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=1000, help="packed tokens of one of our micro-batches"
     )
     parser.add_argument("--contender", choices=["trinity", "padded"], help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -14,8 +14,9 @@ import os
 import time
 from collections.abc import Sequence
 
-# As in a run: threads that wait for each other sleep. Must be set before torch is loaded.
+# As in a run: threads that wait for each other spin shortly, then sleep. Before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 from trinity.common.models import ModelSettings, ModelWrapper, SamplingParams
 from trinity.common.models.fake import FakeEngine

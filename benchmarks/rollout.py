@@ -17,8 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-# As in a run: threads that wait for each other sleep. Must be set before torch is loaded.
+# As in a run: threads that wait for each other spin shortly, then sleep. Before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import torch
 

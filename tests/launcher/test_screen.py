@@ -26,6 +26,7 @@ def screen(is_terminal: bool = False) -> tuple[Screen, io.StringIO]:
         ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
         ([0.0, math.nan, 7.0], "▁ █"),
         ([math.inf], " "),
+        ([-1.7e308, 1.7e308], "▁█"),
     ],
 )
 def test_sparkline(values: list[float], line: str) -> None:

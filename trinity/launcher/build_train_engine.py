@@ -25,9 +25,9 @@ from trinity.trainer.engine import TrainEngine
 from trinity.utils import actor
 
 _RANK_TIMEOUT_S = 1800.0
-#: What is freed is used again, and not given back to the system to be mapped anew, at a page fault
-#: for each 4 KiB: for glibc's malloc.
-_KEPT_MEMORY = {
+#: Environment of a trainer's process, for glibc's malloc: what is freed is used again, and not
+#: given back to the system to be mapped anew, at a page fault for each 4 KiB.
+KEPT_MEMORY = {
     "GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=2000000000"
     ":glibc.malloc.mmap_threshold=1000000000"
 }
@@ -53,7 +53,7 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
         name=name,
         namespace=plan.namespace,
         num_gpus=plan.gpus.trainer,
-        env_vars={**_KEPT_MEMORY, **plan.compute_env},
+        env_vars={**KEPT_MEMORY, **plan.compute_env},
     )
     return engine
 

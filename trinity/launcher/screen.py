@@ -31,9 +31,11 @@ def sparkline(values: list[float], width: int = _WIDTH) -> str:
     means = [sum(block) / len(block) for block in _blocks(values, per)]
     finite = [mean for mean in means if math.isfinite(mean)] or [0.0]
     low, high = min(finite), max(finite)
-    scale = (len(_BARS) - 2) / (high - low) if high > low else 0.0
+    half_span = high / 2 - low / 2  # the whole one may be more than a float holds
     return "".join(
-        _BARS[1 + round((mean - low) * scale)] if math.isfinite(mean) else _BARS[0]
+        _BARS[1 + round((mean / 2 - low / 2) / (half_span or 1.0) * (len(_BARS) - 2))]
+        if math.isfinite(mean)
+        else _BARS[0]
         for mean in means
     )
 
