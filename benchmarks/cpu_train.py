@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from trinity.launcher.build_train_engine import KEPT_MEMORY
+from trinity.launcher.plan import KEPT_MEMORY
 
 NUM_PROMPTS, NUM_SAMPLES, PROMPT, ANSWER = 8, 8, 45, 32
 ROWS = NUM_PROMPTS * NUM_SAMPLES
@@ -144,7 +144,7 @@ def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     if name == "trinity":
         command += ["--max-tokens", str(options.max_tokens)]
-        environment |= KEPT_MEMORY  # as the trainer's process has it in a run
+        environment |= KEPT_MEMORY  # as engine and trainer have it in a run
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.strip().splitlines()[-1])
     clock, cpu = (ROWS * (options.passes - 1) / sum(found[k][1:]) for k in KINDS)

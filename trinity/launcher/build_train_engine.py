@@ -25,12 +25,6 @@ from trinity.trainer.engine import TrainEngine
 from trinity.utils import actor
 
 _RANK_TIMEOUT_S = 1800.0
-#: Environment of a trainer's process, for glibc's malloc: what is freed is used again, and not
-#: given back to the system to be mapped anew, at a page fault for each 4 KiB.
-KEPT_MEMORY = {
-    "GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=2000000000"
-    ":glibc.malloc.mmap_threshold=1000000000"
-}
 
 
 def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | None) -> TrainEngine:
@@ -53,7 +47,7 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
         name=name,
         namespace=plan.namespace,
         num_gpus=plan.gpus.trainer,
-        env_vars={**KEPT_MEMORY, **plan.compute_env},
+        env_vars=plan.compute_env,
     )
     return engine
 

@@ -5,7 +5,7 @@ Shape letters: M = tokens, C = tokens of a chunk, V = vocabulary, D = hidden siz
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -117,7 +117,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 log_norm[part] = total.log() + peak
                 logprob[part] = picked - log_norm[part]
                 if spec.wants_entropy:
-                    entropy[part] = total.log() - probs.mul_(shifted).sum(dim=1) / total
+                    mean = torch.bmm(probs[:, None], shifted[:, :, None]).flatten() / total
+                    entropy[part] = total.log() - mean
         kept = raw_CV if len(raw_CV) == len(hidden) else None
         ctx.save_for_backward(hidden, weight, target, divisor, log_norm, entropy, kept)
         ctx.spec = spec
@@ -132,6 +133,8 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight: Tensor | None = None
         total = gradient_of_master(weight) if ctx.needs_input_grad[1] else None
         grad_logprob, grad_entropy = grad_logprob / divisor, grad_entropy / divisor
+        if spec.wants_entropy and not _has_kernels(hidden, spec) and not grad_entropy.any():
+            spec = replace(spec, wants_entropy=False)  # it is only watched
         for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
             raw_CV = hidden[chunk] @ weight.t() if kept is None else kept
             is_done = _has_kernels(hidden, spec)
