@@ -13,18 +13,14 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from trinity.launcher.summary import MemoryWatch
 
 HERE = Path(__file__).parent
 NUM_PROMPTS, NUM_SAMPLES, NEW_TOKENS = 8, 8, 64
 WORDS = ["river", "garden", "window", "market", "winter", "letter", "mountain", "bridge"]
-SAMPLE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,50 +36,12 @@ class Result:
         return NUM_PROMPTS * NUM_SAMPLES / self.step_seconds
 
 
-class PeakMemory:
-    """Highest sum of the memory of a process and all below it, in MB (2**20 bytes)."""
-
-    def __init__(self, pid: int) -> None:
-        self.peak_mb = 0.0
-        self._root = psutil.Process(pid)
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    @contextmanager
-    def watching(self) -> Iterator["PeakMemory"]:
-        self._thread.start()
-        try:
-            yield self
-        finally:
-            self._is_over.set()
-            self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._is_over.wait(SAMPLE_EVERY_S):
-            self.peak_mb = max(self.peak_mb, self._now_mb())
-
-    def _now_mb(self) -> float:
-        try:
-            family = [self._root, *self._root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return 0.0
-        return sum(_pss(process) for process in family) / 2**20
-
-
-def _pss(process: psutil.Process) -> int:
-    """Proportional set size in bytes: a page shared by two processes counts half in each."""
-    try:
-        return int(process.memory_full_info().pss)
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0
-
-
 def run_watched(command: list[str], log: Path) -> float:
     """Run ``command``, its output in ``log``; the peak memory in MB."""
     print(f"  {' '.join(command)}", flush=True)
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        with PeakMemory(process.pid).watching() as memory:
+        with MemoryWatch(process.pid) as memory:
             code = process.wait()
     if code:
         sys.exit(f"{command[0]} ended with exit code {code}; its last lines:\n{_tail(log)}")
