@@ -135,9 +135,9 @@ class Placement:
             for layer in layers_of(model):
                 layer.compile(dynamic=True)
         weights: Weights
+        if self._settings.device == "cpu":
+            make_lean_inplace(model)
         if self._ranks is None:
-            if self._settings.device == "cpu":
-                make_lean_inplace(model)
             _move(model, self._settings.device)  # first: masters are made where the model is
             weights = Weights(model, self._dtype, "cpu" if optimizer_offload else None)
             if param_offload:

@@ -37,6 +37,10 @@ class MasterOptimizer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
+        if weights.keeps_gradients:
+            for master in weights.masters.values():  # for the same reason as there
+                moments = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
+                self._adam.state[master] = {"step": torch.zeros(()), **moments}
 
     @torch.no_grad()
     def step(self) -> dict[str, float]:

@@ -16,7 +16,12 @@ class Weights:
 
     Where the model computes in float32, a parameter is its own master. For any other dtype each
     backward pass adds its gradient to the master's in float32 at once and frees it: mixed
-    precision as FSDP does it, with gradients reduced in float32.
+    precision as FSDP does it, with gradients reduced in float32. On the CPU the masters' gradients
+    are made first and stay where they are: made later they would lie between activations, and cut
+    the memory into pieces.
+
+    Attributes:
+        keeps_gradients: Whether gradients have their memory for good.
 
     Args:
         model: In float32; its parameters are cast to ``dtype``.
@@ -24,6 +29,8 @@ class Weights:
         device: Where masters are kept; None: with the model. "cpu" takes the optimizer's state off
             a GPU.
     """
+
+    keeps_gradients = False
 
     def __init__(
         self, model: PreTrainedModel, dtype: torch.dtype, device: str | None = None
@@ -41,6 +48,10 @@ class Weights:
         for parameter, master in self._shadows:
             parameter.register_post_accumulate_grad_hook(_gather_into(master))
             setattr(parameter, _MASTER, master)
+        self.keeps_gradients = bool(self._shadows) and not any(p.is_cuda for p, _ in self._shadows)
+        if self.keeps_gradients:
+            for master in self.masters.values():
+                master.grad = torch.zeros_like(master)
 
     def collect(self) -> None:
         """Have every master hold its gradient, 0 where there was none."""
@@ -51,7 +62,10 @@ class Weights:
     def drop_gradients(self) -> None:
         """Forget all gradients."""
         for master in self.masters.values():
-            master.grad = None
+            if self.keeps_gradients and master.grad is not None:
+                master.grad.zero_()
+            else:
+                master.grad = None
 
     def gradient_norm(self) -> Tensor:
         """L2 norm over all masters."""
