@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.buffer.conftest import PostgresServer
 from tests.buffer.samples import experience, tasks_of
+from tests.small_disk import mounted
 from trinity.buffer.storage.journal import Event, JsonlJournal, StorageError
 from trinity.buffer.storage.queue import QueueStorage
 from trinity.buffer.storage.sql import SQLJournal, SQLStorage
@@ -21,13 +21,8 @@ _LISTS, _LIST = 40, 4
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting takes root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "2m") as folder:
+        yield folder
 
 
 def storage_of(kind: str, folder: Path) -> QueueStorage | SQLStorage:

@@ -1,7 +1,6 @@
 """No room for a checkpoint: the older ones stay whole, and the run ends or goes on as told."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Start
 from tests.e2e.toy import Toy
+from tests.small_disk import mounted
 from trinity.checkpoint import layout
 
 _LEFT_BYTES = 100_000  # enough for logs, too little for a checkpoint
@@ -17,13 +17,8 @@ _LEFT_BYTES = 100_000  # enough for logs, too little for a checkpoint
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 4 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting takes root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "4m") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("rule", ["stop", pytest.param("continue", marks=pytest.mark.long)])
