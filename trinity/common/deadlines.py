@@ -1,4 +1,4 @@
-"""Waits that end: past the deadline an error names who was waited for, and during what."""
+"""Waits that end: past a deadline, with an error that says who was waited for; or all together."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -25,3 +25,16 @@ async def within(
         if limit.expired():
             raise DeadlineError(waited_for, phase, seconds, hint) from error
         raise
+
+
+async def together(*waits: Awaitable[object]) -> None:
+    """Wait for all of ``waits``; the first that fails ends the others, and its error is raised."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

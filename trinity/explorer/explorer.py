@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from trinity.common.constants import SyncStyle
-from trinity.common.deadlines import within
+from trinity.common.deadlines import together, within
 from trinity.common.experience import Experience
 from trinity.common.models.protocol import InferenceEngine, SleepingEngine, WeightTicket
 from trinity.common.workflows import Task
@@ -132,7 +132,7 @@ class Explorer:
 
     async def prepare(self) -> None:
         """Start engines and runners side by side."""
-        await asyncio.gather(*map(self._start, range(len(self.engines))), self.scheduler.prepare())
+        await together(*map(self._start, range(len(self.engines))), self.scheduler.prepare())
         self.logger.info("Ready: %d engine(s).", len(self.engines))
 
     async def _start(self, index: int) -> None:

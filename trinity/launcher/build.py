@@ -9,7 +9,7 @@ from pathlib import Path
 from trinity.algorithm import ALGORITHM_TYPE
 from trinity.common.config import Config
 from trinity.common.constants import Mode
-from trinity.common.deadlines import within
+from trinity.common.deadlines import together, within
 from trinity.common.models.protocol import InferenceEngine
 from trinity.explorer.benchmark import Benchmark
 from trinity.explorer.engine_keeper import START_TIMEOUT_S
@@ -66,7 +66,7 @@ class Parts:
         tasks = [self._explorer_task]
         if self.trainer is not None:
             tasks.append(asyncio.create_task(self.trainer.run()))
-        await _first_error(tasks)
+        await together(*tasks)
 
     def stop(self) -> None:
         """Give up rollouts under way; the trainer ends after its step and saves."""
@@ -119,7 +119,7 @@ class Parts:
             waits.append(_within_start(engine.prepare(), f"engine {index} of auxiliary models"))
         if self.trainer is not None:
             await self.board.reopen()
-        await asyncio.gather(*waits)
+        await together(*waits)
         if resume is not None and self.trainer is not None and self.explorer is not None:
             await self.trainer.publish({})
 
@@ -135,18 +135,6 @@ class Parts:
 
 async def _within_start(wait: Awaitable[None], who: str) -> None:
     await within(START_TIMEOUT_S, wait, who, "the start", "Its log says how far it came.")
-
-
-async def _first_error(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all tasks; the first that fails ends the others, and its error is raised."""
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 def build_parts(

@@ -17,6 +17,7 @@ from trinity.common.errors import Problem
 from trinity.common.workflows import check_workflow
 from trinity.launcher.hardware import is_port_free
 from trinity.launcher.job import writable_problem
+from trinity.utils.hub import hub_problem
 from trinity.utils.monitor import check_monitor_args
 
 _TOKENIZER_FILES = (
@@ -121,11 +122,18 @@ def _model_problems(config: Config) -> Iterator[Problem]:
         for key, model in _engines(config)[1:]:
             if model.engine_type is not EngineType.OPENAI:
                 wanted.append((f"{key}.model_path", model.model_path or ""))
+    engine = config.explorer.rollout_model.engine_type
+    is_loaded = config.mode.trains or engine is not EngineType.OPENAI
     seen: set[str] = set()
     for key, path in wanted:
         if path not in seen and config.model.model_path:
             seen.add(path)
             yield from _model_folder_problems(key, path)
+            if is_loaded and not is_local_path(path):
+                message = hub_problem(path, "model")
+                if message:
+                    fix = "Correct the name, or give the folder of a model."
+                    yield Problem(key, message, fix, path)
 
 
 def _model_folder_problems(key: str, path: str) -> Iterator[Problem]:

@@ -183,7 +183,8 @@ class Job:
         is_bench = plan.config.mode is Mode.BENCH
         resume = None if is_bench else find_resume_point(plan.job, logger.warning)
         parts = build_parts(plan, resume, [recorder.report, self.screen.report], self.screen.say)
-        self.screen.show(plan.table(parts.total_steps))
+        self.screen.show(plan.table())
+        self.screen.say(plan.step_text(parts.total_steps))
         title = f"stage {index + 1} of {len(self.plans)}: {plan.stage}" if plan.stage else "run"
         if resume is not None:
             title += f", resumed at step {resume.step}"
@@ -312,5 +313,6 @@ def run_config(
     if is_dry:
         for plan in job.plans:
             job.screen.show(plan.table())
+            job.screen.say(plan.step_text())
         return 0
     return job.run()

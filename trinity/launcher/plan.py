@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from trinity.checkpoint import layout
 from trinity.common.config import Config, Derived, ModelConfig, derive, iterate_stages
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode, TrainerType
@@ -125,7 +126,8 @@ class RunPlan:
             "OMP_WAIT_POLICY": "PASSIVE",
             "GOMP_SPINCOUNT": "20000",
         }
-        return {**KEPT_MEMORY, **self.env_vars, **threads, **self._shared_gpu()}
+        kept = {} if self.gpus.total else KEPT_MEMORY
+        return {**kept, **self.env_vars, **threads, **self._shared_gpu()}
 
     def _shared_gpu(self) -> dict[str, str]:
         """The one GPU that trainer and engine share: Ray would give it to only one of them."""
@@ -134,8 +136,8 @@ class RunPlan:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
         return {"CUDA_VISIBLE_DEVICES": visible.split(",")[0]}
 
-    def table(self, total_steps: int | None = None) -> Table:
-        """What runs where, and what makes a step, for the screen."""
+    def table(self) -> Table:
+        """What runs where, for the screen."""
         config = self.config
         table = Table(title=f"plan of {config.project}/{config.name}", title_style="bold")
         table.add_column("part")
@@ -143,7 +145,6 @@ class RunPlan:
         table.add_column("where")
         for row in [*self._explorer_rows(), *self._trainer_rows()]:
             table.add_row(*row)
-        table.caption = self._step_text(total_steps)
         return table
 
     def _explorer_rows(self) -> list[tuple[str, str, str]]:
@@ -179,7 +180,8 @@ class RunPlan:
             return "outside service"
         return f"{gpus} GPUs" if gpus else f"CPU, {self.cores} threads"
 
-    def _step_text(self, total_steps: int | None) -> str:
+    def step_text(self, total_steps: int | None = None) -> str:
+        """What makes a step, in one line."""
         config = self.config
         steps = f", {total_steps} steps" if total_steps else ""
         if not config.mode.explores:
@@ -225,7 +227,7 @@ def make_plan(
     Raises:
         NotEnoughGpusError: More GPUs are asked for than found.
     """
-    config = with_chat_template(config)
+    config = with_homes(with_chat_template(config))
     filled, notes = derive(config)
     gpus = gpu_needs(filled, local_gpus() if found_gpus is None else found_gpus)
     if gpus.total > gpus.found:
@@ -246,6 +248,19 @@ def make_plan(
         plugin_dirs=tuple(plugin_dirs),
         env_vars=_env_vars(filled, plugin_dirs),
     )
+
+
+def with_homes(config: Config) -> Config:
+    """``config`` with the `~` of its model folders written out."""
+    copy = config.model_copy(deep=True)
+    engines = [copy.explorer.rollout_model, *copy.explorer.auxiliary_models]
+    models: list[ModelConfig | InferenceModelConfig] = [copy.model, *engines]
+    for model in models:
+        if model.model_path and model.model_path.startswith("~"):
+            model.model_path = os.path.expanduser(model.model_path)
+    if copy.model.critic_model_path.startswith("~"):
+        copy.model.critic_model_path = os.path.expanduser(copy.model.critic_model_path)
+    return copy
 
 
 def with_chat_template(config: Config) -> Config:
@@ -345,7 +360,15 @@ def _model_gpus(model: InferenceModelConfig) -> int:
 
 def _engine_text(model: InferenceModelConfig) -> str:
     number = f"{model.engine_num} x " if model.engine_num > 1 else ""
-    return f"{number}{model.engine_type}, {Path(model.model_path or '').name}, {model.dtype}"
+    return f"{number}{model.engine_type}, {_model_name(model.model_path or '')}, {model.dtype}"
+
+
+def _model_name(path: str) -> str:
+    """The end of ``path`` that tells which model it is: of a checkpoint, its run and step."""
+    parts = Path(path).parts
+    if parts[-2:] == (layout.ACTOR, layout.HUGGING_FACE):
+        return "/".join(parts[-4:-2])
+    return parts[-1] if parts else ""
 
 
 def rope_overrides(model: ModelConfig | InferenceModelConfig) -> dict[str, object]:

@@ -6,7 +6,6 @@ from collections import deque
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,7 @@ from trinity.utils.metrics import Metrics
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
 _PLAIN_EVERY_S = 5.0
-_COLUMNS = ("stage", "steps", "eval before", "eval after", "reward", "samples/s", "time")
+_COLUMNS = ("stage", "steps", "eval", "reward", "samples/s", "time")
 
 
 def sparkline(values: list[float], width: int = _WIDTH) -> str:
@@ -148,7 +147,7 @@ class Screen:
         return f"starting: models, engines and runners ({time.monotonic() - self._started:.0f} s)"
 
     def final_table(self, summary: RunSummary, hints: list[tuple[str, str]]) -> None:
-        """The table at the end: stages with their scores and times, then where things are."""
+        """The table at the end: stages with scores (first and last) and times; where things are."""
         self.end_stage()
         title = Text(f"{summary.project}/{summary.name}: {summary.status}")
         table = Table(title=title, title_style="bold")
@@ -157,31 +156,34 @@ class Screen:
         for stage in summary.stages:
             table.add_row(*map(Text, _stage_row(stage)))
         self.console.print(table)
-        where = Table.grid(padding=(0, 2))
-        for label, text in hints:
-            where.add_row(Text(label, style="bold"), Text(text))
         minutes, seconds = divmod(round(summary.seconds), 60)
-        where.add_row(Text("time", style="bold"), Text(f"{minutes} min {seconds} s"))
-        where.add_row(
-            Text("memory", style="bold"), Text(f"{summary.peak_memory_mb:,.0f} MB at the peak")
-        )
-        self.console.print(Panel(where, expand=False))
+        lines = [
+            *hints,
+            ("time", f"{minutes} min {seconds} s"),
+            ("memory", f"{summary.peak_memory_mb:,.0f} MB at the peak"),
+        ]
+        for label, text in lines:  # whole, however narrow the screen: paths get copied
+            line = Text.assemble((f"{label:<8}", "bold"), text)
+            self.console.print(line, soft_wrap=True)
 
 
 def _stage_row(stage: StageSummary) -> list[str]:
     name = f"{stage.name} ({stage.algorithm})"
     if stage.is_skipped:
         return [name, str(stage.steps), *[""] * (len(_COLUMNS) - 3), "done before"]
-    before, after = main_score(stage.eval_before), main_score(stage.eval_after)
-    reward = ""
-    if stage.reward_first is not None and stage.reward_last_5 is not None:
-        reward = f"{stage.reward_first:.3f} → {stage.reward_last_5:.3f}"
+    is_one = stage.eval_before is stage.eval_after  # there was a single evaluation
+    before = None if is_one else main_score(stage.eval_before)
+    after = main_score(stage.eval_after)
     return [
         name,
         str(stage.steps),
-        f"{before[1]:.3f}" if before else "",
-        f"{after[1]:.3f}" if after else "",
-        reward,
+        _change(before and before[1], after and after[1]),
+        _change(stage.reward_first, stage.reward_last_5),
         f"{stage.samples_per_second:.1f}",
         f"{stage.seconds:.0f} s",
     ]
+
+
+def _change(first: float | None, last: float | None) -> str:
+    """``first`` and ``last`` with an arrow between; one alone if the other is not known."""
+    return " → ".join(f"{value:.3f}" for value in (first, last) if value is not None)

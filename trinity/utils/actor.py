@@ -137,8 +137,9 @@ class _Remote:
             try:
                 outcome = await reference
             except asyncio.CancelledError:
-                with contextlib.suppress(Exception):  # the actor is gone, or Ray is
-                    ray.cancel(reference)
+                if ray.is_initialized():  # else `cancel` would start a cluster of its own
+                    with contextlib.suppress(Exception):  # the actor is gone, or Ray is
+                        ray.cancel(reference)
                 raise
             except ActorUnavailableError:
                 raise ProcessRestarted(f"{self._name}: {_KILLED}; it is started again") from None
@@ -224,7 +225,7 @@ def connect(name: str, namespace: str) -> object | None:
 
 def kill(stand_in: object) -> None:
     """End the process behind a stand-in at once. Plain objects and dead ones are left alone."""
-    if isinstance(stand_in, _Remote):
+    if isinstance(stand_in, _Remote) and ray.is_initialized():
         with contextlib.suppress(ValueError, RayActorError):
             ray.kill(stand_in._actor, no_restart=True)
 

@@ -135,6 +135,14 @@ OLD = [
     ("explorer.rollout_model.engine_type", "external", None, "openai"),
     ("algorithm.sample_strategy", "warmup", None, "default"),
     ("trainer.ppo_max_token_len_per_gpu", 4096, "trainer.max_token_len_per_gpu", None),
+    *(
+        (f"buffer.{name}", value, f"buffer.explorer_input.{name}", None)
+        for name, value in (
+            ("default_workflow_type", "math_workflow"),
+            ("default_eval_workflow_type", "math_workflow"),
+            ("default_reward_fn_type", "math_reward"),
+        )
+    ),
 ]
 
 

@@ -13,6 +13,7 @@ from trinity.buffer.rows.base import BadRow, BadRowError, DataError, ListRows, P
 from trinity.buffer.rows.files import FORMATS, DataFiles, find_files
 from trinity.buffer.rows.jsonl import JsonLines
 from trinity.common.constants import StorageType
+from trinity.utils.hub import hub_problem
 
 _SLICE = re.compile(r"^(?P<name>[^\[\]]+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?$")
 _HUB_NAME = re.compile(r"^[\w-][\w.-]*/[\w.-]+$")
@@ -164,13 +165,10 @@ def _load(path: str, split: str, subset: str | None) -> Rows:
 
 
 def _from_hub(path: str, split: str, subset: str | None) -> Rows:
-    try:
-        return _load(path, split, subset)
-    except DataError as error:
-        raise DataError(
-            f"There is no folder {path!r} here, and as a data set of the hub it can't be loaded: "
-            f"{error}"
-        ) from error
+    problem = hub_problem(path, "dataset")  # `datasets` itself would try for half a minute
+    if problem:
+        raise DataError(problem)
+    return _load(path, split, subset)
 
 
 def _saved_to_disk(folder: Path, split: str) -> Rows:

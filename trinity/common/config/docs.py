@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trinity.common.config.algorithm_table import ALGORITHMS
-from trinity.common.config.old_names import ENGINES, KEYS, REMOVED, VALUES
+from trinity.common.config.old_names import ENGINES, KEYS, MOVED, REMOVED, VALUES
 from trinity.common.config.root import Config, StageConfig
 from trinity.common.config.schema import json_schema
 from trinity.common.config.verl.keys import VERL_KEYS, Use, VerlKey
@@ -233,6 +233,9 @@ def _old_table() -> str:
     for key, new in KEYS.items():
         parent, _, old = key.rpartition(".")
         rows.append([f"`{parent.replace('.*', '[]')}`", f"`{old}`", f"`{new}`"])
+    for old, moved in MOVED.items():
+        parent, _, name = old.rpartition(".")
+        rows.append([f"`{parent}`", f"`{name}`", f"`{moved.removeprefix(parent + '.')}`"])
     rows.append(["`buffer`", "`explorer_output`", "`trainer_input.experience_buffer`"])
     return _markdown(rows)
 

@@ -44,7 +44,7 @@ class TinkerConfig(ConfigModel):
     enable: bool = False
     """Train and sample on the Tinker service; `model_path` is then the local tokenizer."""
 
-    rank: int = Field(16, ge=1)
+    rank: int = Field(32, ge=1)
     """Rank of the adapter that the service trains."""
 
     seed: int | None = None

@@ -28,6 +28,12 @@ KEYS = {
 }
 """Key pattern -> its last part today."""
 
+MOVED = {
+    f"buffer.{name}": f"buffer.explorer_input.{name}"
+    for name in ("default_workflow_type", "default_eval_workflow_type", "default_reward_fn_type")
+}
+"""Key -> where it stands today."""
+
 ENGINES = {"external": "openai"}
 
 REMOVED = {
@@ -103,6 +109,7 @@ def modernise(data: dict[str, Any]) -> Renamed:
         _rename_values(prefix, tree, result)
         _rename_keys(prefix, tree, result)
         _rename_engines(prefix, tree, result)
+        _move_keys(prefix, tree, result)
         _move_explorer_output(prefix, tree, result)
     return result
 
@@ -151,6 +158,23 @@ def _rename_keys(prefix: str, tree: dict[str, Any], result: Renamed) -> None:
                 holder[new] = value
                 result.moved[new_key] = f"{prefix}{dotted}"
             result.warnings.append(f"{prefix}{dotted} is now called {new_key}.")
+
+
+def _move_keys(prefix: str, tree: dict[str, Any], result: Renamed) -> None:
+    for old, new in MOVED.items():
+        *sections, last = new.split(".")
+        for holder, key, _ in _find(tree, old):
+            target: Any = tree
+            for section in sections:
+                target = target.setdefault(section, {}) if isinstance(target, dict) else None
+            if not isinstance(target, dict) or target.get(last) not in (None, holder[key]):
+                message = f"This is the old place of {prefix}{new}, and both are given."
+                result.problems.append(Problem(f"{prefix}{old}", message, f"Remove `{old}`."))
+                holder.pop(key)
+                continue
+            target[last] = holder.pop(key)
+            result.moved[f"{prefix}{new}"] = f"{prefix}{old}"
+            result.warnings.append(f"{prefix}{old} is now called {prefix}{new}.")
 
 
 def _rename_engines(prefix: str, tree: dict[str, Any], result: Renamed) -> None:

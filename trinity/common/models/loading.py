@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
@@ -147,12 +148,26 @@ def resolve_dtype(name: str | torch.dtype, default: torch.dtype | str | None) ->
 
 
 def end_of_sequence_ids(path: str | Path) -> tuple[int, ...]:
-    """Token ids that end a reply, from generation_config.json and config.json of a folder."""
+    """Token ids that end a reply, from generation_config.json and config.json of a model."""
     for name in ("generation_config.json", "config.json"):
-        file = Path(path) / name
-        if not file.is_file():
+        file = _file_of_model(path, name)
+        if file is None:
             continue
         value = json.loads(file.read_text()).get("eos_token_id")
         if value is not None:
             return tuple(value) if isinstance(value, list) else (value,)
     return ()
+
+
+def _file_of_model(path: str | Path, name: str) -> Path | None:
+    """A file of a model's folder, or of a hub name's copy in the cache."""
+    if Path(path).is_dir():
+        file = Path(path) / name
+        return file if file.is_file() else None
+    found = cached_file(
+        str(path),
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(found) if found else None
