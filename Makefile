@@ -54,7 +54,7 @@ $(VENV)/.core: pyproject.toml scripts/install.sh
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	scripts/install.sh $(VENV) dev gym api vision video
+	scripts/install.sh $(VENV) dev gym api vision video studio
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.core

@@ -29,6 +29,7 @@ DOCUMENTED = {
         "SAMPLE_STRATEGY",
     ],
     "trinity.buffer.operators": ["EXPERIENCE_OPERATORS", "ExperienceOperator"],
+    "trinity.manager.config_registry": ["CONFIG_GENERATORS"],
     "trinity.utils.log": ["get_logger"],
     "trinity.utils.monitor": ["MONITOR", "Monitor"],
 }

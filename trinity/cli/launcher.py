@@ -25,6 +25,8 @@ COMMANDS = {
     "convert": "trinity.cli.convert",
     "new": "trinity.cli.new",
     "import-verl": "trinity.cli.import_verl",
+    "log": "trinity.cli.log",
+    "studio": "trinity.cli.studio",
 }
 """Name on the command line -> module of the command."""
 
