@@ -141,7 +141,7 @@ def _sync_rows(config: Config, numbers: Arithmetic) -> list[Row]:
     if stale is None:
         why += "; bound it by sample_strategy: staleness_control"
     return [
-        ("a sync", f"every {sync.sync_interval} steps", f"{sync.sync_method}, {sync.sync_style}"),
+        ("a sync", _every(sync.sync_interval), f"{sync.sync_method}, {sync.sync_style}"),
         ("most off-policy, by", bound, why),
     ]
 
@@ -272,7 +272,7 @@ def _checkpoint_rows(config: Config, shape: ModelShape) -> list[Row]:
     state, hf = checkpoint_bytes(config, shape)
     every = config.trainer.save_interval
     total = config.trainer.total_steps or total_steps(config)
-    when = f"every {every} steps and at the end" if every else "at the end"
+    when = f"{_every(every)} and at the end" if every else "at the end"
     count = str(_saves(total, every)) if total else when
     kept = config.trainer.max_checkpoints_to_keep
     rows: list[Row] = [
@@ -285,6 +285,20 @@ def _checkpoint_rows(config: Config, shape: ModelShape) -> list[Row]:
         which = "each" if save_hf is SaveHF.ALWAYS else "the last"
         rows.append((f"Hugging Face files of {which}", _size(hf), "2 bytes a weight"))
     return rows
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
+def _age(steps: int | None) -> str:
+    if steps == 0:
+        return "of the newest weights"
+    return "of any age" if steps is None else f"at most {steps} steps old"
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
 
 
 def total_steps(config: Config) -> int | None:
@@ -332,19 +346,17 @@ def _picture(config: Config, numbers: Arithmetic, split: GPUSplit) -> str:
     """The loop of a run with its numbers on the arrows."""
     if not config.mode.explores:
         return _training_picture(numbers, split)
-    gpus = f"{split.rollout} GPUs" if split.total else "engines"
+    gpus = _gpus(split.rollout) if split.total else "engines"
     made = f"{numbers.tasks} tasks x {numbers.samples} samples"
     lines = [f"  tasks --[{made}]--> explorer ({gpus})"]
     if not config.mode.pairs:
         where = "metrics" if config.mode is Mode.BENCH else "experience buffer"
         lines.append(f"                  --[{numbers.experiences} experiences]--> {where}")
         return "\n".join(lines)
-    trainer = f"{split.trainer} GPUs" if split.total else "1 process"
+    trainer = _gpus(split.trainer) if split.total else "1 process"
     steps = _number(numbers.steps_per_explorer_step)
-    stale = numbers.max_staleness
-    age = f"at most {stale} steps old" if stale is not None else "of any age"
     sync = config.synchronizer
-    travel = f"weights, {sync.sync_method}, every {sync.sync_interval} steps"
+    travel = f"weights, {sync.sync_method}, {_every(sync.sync_interval)}"
     lines += [
         "    ^                 |",
         f"    |                 +--[{numbers.experiences} experiences]--> buffer",
@@ -353,11 +365,11 @@ def _picture(config: Config, numbers: Arithmetic, split: GPUSplit) -> str:
         "    |                                             v",
         f"    +--[{travel}]-- trainer ({trainer})",
         "",
-        f"  what is trained on is {age}",
+        f"  what is trained on is {_age(numbers.max_staleness)}",
     ]
     return "\n".join(lines)
 
 
 def _training_picture(numbers: Arithmetic, split: GPUSplit) -> str:
-    trainer = f"{split.trainer} GPUs" if split.total else "1 process"
+    trainer = _gpus(split.trainer) if split.total else "1 process"
     return f"  data set --[{numbers.train_batch} rows a step]--> trainer ({trainer})"
