@@ -39,11 +39,17 @@ class ServedEngine:
         self._engine = make()
         self._model = ModelWrapper(self._engine, settings)
         self._server = ApiServer(host, port, api_key)
+        self._is_serving = False
 
     async def prepare(self) -> None:
-        """Get the engine ready, then answer requests; `OSError` if the port is taken."""
+        """Get the engine ready, then answer requests; `OSError` if the port is taken.
+
+        Once more where the engine is to start again.
+        """
         await self._engine.prepare()
-        self._server.start({"": self._model})
+        if not self._is_serving:
+            self._server.start({"": self._model})
+            self._is_serving = True
 
     async def api(self) -> tuple[str, str]:
         """Address (without ``/v1``) and key of the API."""

@@ -8,9 +8,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from trinity.checkpoint import huggingface, layout
-from trinity.checkpoint.convert import adapter_config, load_folder, merge_lora
-from trinity.common.constants import EngineType
+from trinity.checkpoint import layout
 from trinity.common.models.protocol import WeightTicket
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.explorer.benchmark import Benchmark, Candidate
@@ -28,22 +26,12 @@ def build(plan: RunPlan, explorer: Explorer) -> Benchmark:
     if settings.bench_on_latest_checkpoint:
         folders = folders[-1:]
     dtype: torch.dtype = getattr(torch, settings.rollout_model.dtype)
-    channel, read = MemoryChannel(), _reader(plan)
+    channel, read = MemoryChannel(), _adapter if plan.config.model.lora_configs else _weights
     candidates = [
         Candidate(layout.step_of(folder), partial(_ticket, channel, folder, dtype, read))
         for folder in folders
     ]
     return Benchmark(explorer, candidates, includes_start=settings.eval_on_startup)
-
-
-def _reader(plan: RunPlan) -> Read:
-    """How to read what the run's engines take: an adapter alone, or whole weights."""
-    config = plan.config
-    if not config.model.lora_configs:
-        return _weights
-    if config.explorer.rollout_model.engine_type is EngineType.TORCH:
-        return _adapter
-    return partial(_merged, Path(config.model.model_path))
 
 
 def _ticket(channel: MemoryChannel, folder: Path, dtype: torch.dtype, read: Read) -> WeightTicket:
@@ -64,16 +52,6 @@ def _weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _adapter(folder: Path) -> Iterator[tuple[str, Tensor]]:
     yield from load_fsdp_state_dict_from_verl_checkpoint(folder).items()
-
-
-def _merged(base_model: Path, folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The exported model if there is one, else the adapter added into its base."""
-    if huggingface.has_weights(folder / layout.HUGGING_FACE):
-        yield from _weights(folder)
-        return
-    adapter = load_fsdp_state_dict_from_verl_checkpoint(folder)
-    settings = adapter_config(folder / layout.LORA_ADAPTER)
-    yield from merge_lora(load_folder(base_model), adapter, settings).items()
 
 
 def _untied(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -248,6 +248,9 @@ def _vllm_settings(plan: RunPlan, model: InferenceModelConfig) -> VLLMEngineSett
         sleeps=plan.is_colocated,
         keeps_seeds=plan.gpus.total == 0,  # a draw for each request would take most of a GPU's time
         config_overrides=rope_overrides(model),
+        adapter=adapter_settings(plan.config) if model.enable_lora else None,
+        max_cpu_loras=plan.config.model.max_cpu_loras,
+        fully_sharded_loras=plan.config.model.fully_sharded_loras,
         **{name: getattr(model, name) for name in names},
     )
 

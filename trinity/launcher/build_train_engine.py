@@ -7,7 +7,7 @@ from trinity.algorithm.advantage_fn.base import AdvantageFn
 from trinity.common.config import Config
 from trinity.common.config.training import BatchLimit, PartSettings, training_settings
 from trinity.common.config.verl.keys import for_verl
-from trinity.common.constants import EngineType, TrainerType
+from trinity.common.constants import TrainerType
 from trinity.launcher.adapter import adapter_settings
 from trinity.launcher.plan import RunPlan, rope_overrides
 from trinity.synchronizer.channel import WeightChannel
@@ -114,7 +114,6 @@ def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
         optimizer_offload=part.optimizer_offload or trainer.offload_policy,
         critic=_critic(plan, updates),
         adapter=adapter_settings(config),
-        sends_adapter=config.explorer.rollout_model.engine_type is EngineType.TORCH,
         sequence_parallel=trainer.ulysses_sequence_parallel_size,
         balances_ranks=trainer.balance_batch,
         save_strategy=trainer.save_strategy.value,

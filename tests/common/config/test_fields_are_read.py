@@ -156,7 +156,6 @@ def test_a_run_that_sets_an_unread_key_is_refused():
         key = pattern.removesuffix("*").replace("*", place)
         value = [{"lora_rank": 4}] if key == "model.lora_configs" else OTHER[type(harmless)]
         value = [{"name": "a"}] if key.endswith("lora_modules") else value
-        value = 4 if key.endswith("max_cpu_loras") else value
         value = not harmless if isinstance(harmless, bool) else value
         value = "single_node" if key == "trainer.save_strategy" else value
         config = Config.model_validate(with_edits({key: value}))

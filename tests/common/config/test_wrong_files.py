@@ -575,6 +575,16 @@ WRONG = [
         {"model.lora_configs": LORA},
     ),
     Wrong(
+        "an adapter too large for vLLM",
+        {
+            "model.lora_configs": [{"lora_rank": 1024}],
+            "explorer.rollout_model.engine_type": "vllm",
+        },
+        "model.lora_configs.0.lora_rank",
+        "Lower it",
+        {"model.lora_configs": LORA},
+    ),
+    Wrong(
         "expert data missing",
         {"algorithm": {"algorithm_type": "mix"}},
         "buffer.trainer_input.auxiliary_buffers.sft_dataset",

@@ -12,6 +12,8 @@ from trinity.common.errors import Problem
 
 _PARALLEL = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size", "nnodes")
 
+_VLLM_RANK = 512
+
 
 def _path(case: Case) -> Iterator[Problem]:
     model = case.config.model
@@ -90,6 +92,11 @@ def _lora_engines(case: Case) -> Iterator[Problem]:
             key = f"model.lora_configs.{index}.lora_dtype"
             message = "An adapter has the number format of its model."
             yield case.problem(key, message, "Remove it; `trainer.dtype` sets it.")
+        engine = case.config.explorer.rollout_model.engine_type
+        if engine is EngineType.VLLM and lora.lora_rank > _VLLM_RANK:
+            message = f"vLLM serves adapters of rank {_VLLM_RANK} at most."
+            fix = "Lower it, or set `explorer.rollout_model.engine_type: torch`."
+            yield case.problem(f"model.lora_configs.{index}.lora_rank", message, fix)
     for key, model in _models(case).items():
         is_rollout = key == "explorer.rollout_model"
         if model.enable_lora and not (is_rollout and loras):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -99,6 +100,27 @@ def empty_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
     return model
 
 
+def adapter_on_empty_model(
+    settings: AdapterSettings, model_path: str, trust_remote_code: bool = False
+) -> "AdapterFolder":
+    """The adapter that ``settings`` make of a model: names, shapes and PEFT's settings.
+
+    Its weights have no values; nothing is loaded.
+    """
+    model = empty_model(model_path, trust_remote_code)
+    add_adapter_inplace(model, settings)
+    weights = {name: parameter.data for name, parameter in adapter_parameters(model).items()}
+    return AdapterFolder(weights, _config_on(model))
+
+
+def read_adapter(folder: Path, adapter: str) -> Iterator[tuple[str, Tensor]]:
+    """Weights of the adapter in ``folder``, by their names in a model that calls it ``adapter``."""
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  # not a dict
+            module, kind, _ = _split(name)
+            yield f"{module.removeprefix(_PREFIX)}{kind}{adapter}.weight", file.get_tensor(name)
+
+
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapter's parameters by their names in the model; {} if it has none."""
     return {n: p for n, p in model.named_parameters() if is_adapter_name(n)}
@@ -166,8 +188,7 @@ class AdapterFolder:
     def of(cls, model: nn.Module, weights: Named) -> "AdapterFolder":
         """The adapter on ``model``, with a copy of its ``weights``; others are passed over."""
         own = {n: w.detach().cpu().clone() for n, w in weights if is_adapter_name(n)}
-        config = _only(model.peft_config).to_dict() | {"inference_mode": True}
-        return cls(own, {key: _plain(value) for key, value in config.items()})
+        return cls(own, _config_on(model))
 
     def write(self, folder: Path) -> None:
         """Write both files."""
@@ -187,6 +208,12 @@ def _config_of(settings: AdapterSettings) -> dict[str, Any]:
         "target_modules": names(settings.target_modules),
         "exclude_modules": names(settings.exclude_modules),
     }
+
+
+def _config_on(model: nn.Module) -> dict[str, object]:
+    """PEFT's settings of the adapter on ``model``, for its file."""
+    config = _only(model.peft_config).to_dict() | {"inference_mode": True}
+    return {key: _plain(value) for key, value in config.items()}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

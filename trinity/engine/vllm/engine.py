@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors.torch import load
 from vllm import SamplingParams as VLLMParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
@@ -37,12 +38,15 @@ from trinity.common.models.protocol import (
     SamplingParams,
     WeightTicket,
 )
+from trinity.engine.vllm.adapter import ServedAdapter
 from trinity.engine.vllm.compat import seeds_on_cpu
 from trinity.engine.vllm.memory import explaining_failure
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.engine.vllm.shipping import Shapes, expected_shapes, ticket_files
 from trinity.engine.vllm.transfer import BACKEND, EXTENSION
 from trinity.synchronizer import ipc, nccl
+from trinity.synchronizer.channel import open_weights
+from trinity.utils.actor import ProcessDied, ProcessRestarted
 from trinity.utils.log import get_logger
 
 _AT_ONCE = (nccl.METHOD, ipc.METHOD)
@@ -50,6 +54,7 @@ _AT_ONCE = (nccl.METHOD, ipc.METHOD)
 
 _PAUSE_MODES = {"pause": "wait", "keep": "keep", "abort": "abort"}
 _CPU_CACHE_BYTES = 2**30
+_MAX_RESTARTS = 3  # of vLLM's process; one more death is final
 
 
 class VLLMEngine:
@@ -58,11 +63,18 @@ class VLLMEngine:
     Logprobs are those of the distribution that was sampled from, which vLLM takes after top-p,
     top-k and min-p: with those in use they are not those of the whole distribution.
 
+    If vLLM's process dies, all calls raise `ProcessRestarted` until ``prepare`` has started it
+    anew. Where weights had been updated, requests then wait for ``load_weights``.
+
     Lifecycle: ``prepare`` -> concurrent calls -> ``close``.
     """
 
     def __init__(self, settings: VLLMEngineSettings) -> None:
         self._settings = settings
+        self._adapter = _adapter_of(settings)
+        self._num_restarts = 0
+        self._has_updates = False
+        self._lacks_weights = False
         self._llm: AsyncLLM | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._shapes: Shapes = {}
@@ -76,20 +88,46 @@ class VLLMEngine:
         self._may_start = asyncio.Event()
         self._update_lock = asyncio.Lock()
         self._is_asleep = False
-        self._group = f"engine_{uuid.uuid4().hex[:12]}"
+        self._is_closed = False
+        self._group = _new_group()
         self._has_warned = False
         self._partial: dict[str, dict[int, Completion]] = {}
         self._log = get_logger("engine")
 
     async def prepare(self) -> None:
-        """Start vLLM and wait until it is ready to sample."""
+        """Start vLLM and wait until it is ready to sample; if its process died, start it anew."""
         if self._llm is not None:
-            return
+            if not self._llm.errored:
+                return
+            await self._bury(self._llm)
         llm = await asyncio.to_thread(self._start)
         await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
         self._max_model_len = llm.vllm_config.model_config.max_model_len
+        if self._adapter is not None:
+            await self._load_first(self._adapter, llm)
         self._llm = llm
-        self._may_start.set()
+        if not self._lacks_weights:
+            self._may_start.set()
+
+    async def _bury(self, llm: AsyncLLM) -> None:
+        """Forget all that was in a process that died."""
+        self._num_restarts += 1
+        self._may_start.clear()
+        self._llm, self._broken, self._is_asleep = None, None, False
+        self._group = _new_group()
+        self._version, self._lacks_weights = self._settings.version, self._has_updates
+        await asyncio.to_thread(llm.shutdown)
+
+    async def _load_first(self, adapter: ServedAdapter, llm: AsyncLLM) -> None:
+        await asyncio.to_thread(adapter.prepare, self._dtype)
+        try:
+            await llm.add_lora(adapter.update)
+        except Exception as error:  # vLLM raises all kinds
+            llm.shutdown()
+            raise ValueError(
+                f"vLLM can't serve the adapter {adapter.name!r} (model.lora_configs): {error} "
+                "Name other target_modules, or set explorer.rollout_model.engine_type to torch."
+            ) from error
 
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None
@@ -98,9 +136,9 @@ class VLLMEngine:
 
         Raises:
             ValueError: The prompt is empty or leaves no room for a new token.
-            ConnectionError: vLLM's process has ended.
+            ProcessDied: vLLM's process has ended.
         """
-        _refuse_adapter(adapter)
+        self._refuse_other_adapter(adapter)
         self._require_sound()
         room = self._max_model_len - len(prompt_ids)
         if not len(prompt_ids) or room < 1:
@@ -128,7 +166,7 @@ class VLLMEngine:
         vLLM scores whole prompts at temperature 1 only; at another one every token is asked for
         on its own, which costs a request each.
         """
-        _refuse_adapter(adapter)
+        self._refuse_other_adapter(adapter)
         self._require_sound()
         ids = list(token_ids)
         if temperature in (0, 1.0):
@@ -143,8 +181,8 @@ class VLLMEngine:
             RuntimeError: The digest is not the ticket's. The engine samples no more.
             ValueError: Names, shapes or dtypes don't fit. The engine samples no more.
         """
-        _refuse_adapter(ticket.adapter)
-        async with self._update_lock, _telling_of_death():
+        self._refuse_other_adapter(ticket.adapter)
+        async with self._update_lock, self._telling_of_death():
             if self._is_asleep:
                 return await self._wake_with(ticket)
             if ticket.method in _AT_ONCE and self._running == 0:
@@ -162,7 +200,7 @@ class VLLMEngine:
 
     async def _replace_at_once(self, ticket: WeightTicket) -> str:
         """Without a pause: nothing runs, and what comes meanwhile waits here."""
-        was_open = self._may_start.is_set()
+        was_open = self._may_start.is_set() or self._lacks_weights
         self._may_start.clear()
         try:
             return await self._replace(ticket)
@@ -172,7 +210,7 @@ class VLLMEngine:
 
     async def sleep(self) -> None:
         """Give the GPU's memory to others until `wake` or new weights; nothing may be running."""
-        async with self._update_lock, _telling_of_death():
+        async with self._update_lock, self._telling_of_death():
             if not self._is_asleep:
                 self._may_start.clear()
                 await self._ready.sleep(level=1)
@@ -180,7 +218,7 @@ class VLLMEngine:
 
     async def wake(self) -> None:
         """End `sleep`, with the weights that were there before."""
-        async with self._update_lock, _telling_of_death():
+        async with self._update_lock, self._telling_of_death():
             if self._is_asleep:
                 await self._ready.wake_up()
                 self._is_asleep = False
@@ -202,16 +240,17 @@ class VLLMEngine:
             self._broken = error
             raise
         self._version, self._broken = version, None
+        self._has_updates, self._lacks_weights = True, False
         return digest
 
     async def pause(self) -> None:
         """Finish no further step until `resume`; requests wait."""
-        async with _telling_of_death():
+        async with self._telling_of_death():
             self._may_start.clear()
             await self._ready.pause_generation(mode="keep", clear_cache=False)
 
     async def resume(self) -> None:
-        async with _telling_of_death():
+        async with self._telling_of_death():
             await self._ready.resume_generation()
             self._may_start.set()
 
@@ -220,9 +259,9 @@ class VLLMEngine:
         return self._version
 
     async def health(self) -> dict[str, float]:
-        """Figures for the log; `ConnectionError` if vLLM's process has ended."""
+        """Figures for the log; `ProcessDied` if vLLM's process has ended."""
         if self._ready.errored:
-            raise ConnectionError("vLLM's process has ended.")
+            raise self._death()
         return {
             "running": self._running,
             "waiting": 0,
@@ -232,11 +271,13 @@ class VLLMEngine:
 
     async def close(self) -> None:
         """End vLLM's processes."""
+        self._is_closed = True
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown)
             self._llm = None
-        if self._folder is not None:
-            self._folder.cleanup()
+        for folder in (self._folder, self._adapter):
+            if folder is not None:
+                folder.cleanup()
 
     # Starting
 
@@ -280,6 +321,10 @@ class VLLMEngine:
             cache = _CPU_CACHE_BYTES
         if cache is not None:
             arguments["kv_cache_memory_bytes"] = cache
+        if self._adapter is not None:
+            arguments |= self._adapter.engine_arguments(
+                settings.max_cpu_loras, settings.fully_sharded_loras
+            )
         return arguments | seeds_on_cpu(settings) | dict(settings.extra_engine_args)
 
     def _folder_with_weights(self) -> str:
@@ -287,6 +332,8 @@ class VLLMEngine:
         settings = self._settings
         if not Path(settings.model_path).is_dir() or has_weights(settings.model_path):
             return settings.model_path
+        if self._folder is not None:
+            return self._folder.name
         self._log.warning(
             "%s holds no weights: initialised at random with seed %d.",
             settings.model_path,
@@ -303,11 +350,14 @@ class VLLMEngine:
     @property
     def _ready(self) -> AsyncLLM:
         if self._llm is None:
+            if self._num_restarts and not self._is_closed:
+                raise self._death()
             raise RuntimeError("The engine is not ready: await prepare() first.")
         return self._llm
 
     def _require_sound(self) -> None:
-        _ = self._ready
+        if self._ready.errored:
+            raise self._death()
         if self._broken is not None:
             raise RuntimeError(f"The engine stopped: {self._broken}") from self._broken
 
@@ -343,8 +393,11 @@ class VLLMEngine:
     async def _outputs(self, ids: list[int], asked: VLLMParams) -> AsyncIterator[RequestOutput]:
         # The salt keeps keys and values of other weights out of a request's prefix.
         prompt: Any = {"prompt_token_ids": ids, "cache_salt": f"version-{self._version}"}
-        async with _telling_of_death():
-            async for output in self._ready.generate(prompt, asked, f"r{next(self._ids)}"):
+        adapter = None if self._adapter is None else self._adapter.request
+        async with self._telling_of_death():
+            async for output in self._ready.generate(
+                prompt, asked, f"r{next(self._ids)}", lora_request=adapter
+            ):
                 yield output
 
     def _vllm_params(self, params: SamplingParams, index: int, room: int) -> VLLMParams:
@@ -408,10 +461,32 @@ class VLLMEngine:
                 logprob = entry[token].logprob
         return logprob
 
+    # Deaths
+
+    @contextlib.asynccontextmanager
+    async def _telling_of_death(self) -> AsyncIterator[None]:
+        """Within, the end of vLLM's process is a `ProcessDied`; requests that wait get it too."""
+        try:
+            yield
+        except EngineDeadError as error:
+            self._may_start.set()
+            raise self._death() from error
+
+    def _death(self) -> ProcessDied:
+        if self._num_restarts < _MAX_RESTARTS or self._llm is None:
+            return ProcessRestarted("vLLM's process has ended; it is started again.")
+        return ProcessDied(f"vLLM's process has ended, the {_MAX_RESTARTS + 1}th time.")
+
     # Weights
+
+    def _refuse_other_adapter(self, adapter: str | None) -> None:
+        if adapter is not None and (self._adapter is None or self._adapter.name != adapter):
+            raise ValueError(f"The vLLM engine has no adapter {adapter!r}.")
 
     async def _receive(self, ticket: WeightTicket) -> tuple[str, int]:
         """Digest and version of what then is in place."""
+        if self._adapter is not None:
+            return await self._receive_adapter(self._adapter, ticket), ticket.version
         if ticket.method == nccl.METHOD:
             return await self._receive_by_nccl(cast(nccl.Meeting, ticket.payload))
         if ticket.method == ipc.METHOD:
@@ -427,6 +502,18 @@ class VLLMEngine:
         found = await self._ready.collective_rpc("receive_by_nccl", args=arguments)
         digest, version = found[0]
         return str(digest), int(version)
+
+    async def _receive_adapter(self, adapter: ServedAdapter, ticket: WeightTicket) -> str:
+        if ticket.method == ipc.METHOD:
+            found = await self._ready.collective_rpc("fetch_by_ipc", args=(ticket.payload,))
+            weights = iter(load(found[0]).items())
+        else:
+            weights = open_weights(ticket)
+        await asyncio.to_thread(adapter.write, weights, self._dtype)
+        arguments = (str(adapter.folder), adapter.name)
+        digests = await self._ready.collective_rpc("adapter_digest", args=arguments)
+        await self._ready.add_lora(adapter.update)
+        return _the_one(digests, ticket)
 
     async def _receive_files(self, ticket: WeightTicket) -> str:
         llm = self._ready
@@ -458,13 +545,15 @@ def _the_one(digests: Sequence[str], ticket: WeightTicket) -> str:
     return str(digests[0])
 
 
-@contextlib.asynccontextmanager
-async def _telling_of_death() -> AsyncIterator[None]:
-    """Within, the end of vLLM's process is a `ConnectionError`."""
-    try:
-        yield
-    except EngineDeadError as error:
-        raise ConnectionError("vLLM's process has ended.") from error
+def _new_group() -> str:
+    """Name of an engine's processes among all that take weights by NCCL."""
+    return f"engine_{uuid.uuid4().hex[:12]}"
+
+
+def _adapter_of(settings: VLLMEngineSettings) -> ServedAdapter | None:
+    if settings.adapter is None:
+        return None
+    return ServedAdapter(settings.adapter, settings.model_path, settings.trust_remote_code)
 
 
 def _chosen(part: CompletionOutput) -> list[float]:
@@ -481,8 +570,3 @@ def _finish_reason(part: CompletionOutput) -> FinishReason:
     if part.finish_reason in ("stop", "length"):
         return cast(FinishReason, part.finish_reason)
     return "abort"
-
-
-def _refuse_adapter(adapter: str | None) -> None:
-    if adapter is not None:
-        raise ValueError(f"The vLLM engine has no adapter {adapter!r}.")

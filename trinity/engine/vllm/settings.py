@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trinity.common.models.adapters import AdapterSettings
+
 UpdateMode = Literal["pause", "keep", "abort"]
 
 
@@ -32,6 +34,8 @@ class VLLMEngineSettings:
         sleeps: Be able to give the GPU's memory to the trainer in between.
         trust_remote_code: Run model code that comes with the model folder.
         version: Version of the weights at ``model_path``.
+        adapter: Every request goes through it; weight updates are then its own. None: none.
+        max_cpu_loras, fully_sharded_loras: As vLLM has them.
         config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
         extra_engine_args: More of vLLM's own engine arguments; they win.
     """
@@ -56,5 +60,8 @@ class VLLMEngineSettings:
     sleeps: bool = False
     trust_remote_code: bool = False
     version: int = 0
+    adapter: AdapterSettings | None = None
+    max_cpu_loras: int | None = None
+    fully_sharded_loras: bool = False
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     extra_engine_args: Mapping[str, Any] = field(default_factory=dict)

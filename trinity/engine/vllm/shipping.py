@@ -38,7 +38,7 @@ def ticket_files(
     Raises:
         ValueError: A name, shape or dtype is not what the engine runs, or a weight is missing.
     """
-    check = _Check(expected, dtype)
+    check = Check(expected, dtype)
     if ticket.method == "checkpoint":
         path = str(ticket.payload)
         with safe_open(path, framework="pt") as file:
@@ -60,7 +60,7 @@ def ticket_files(
         check.finish()
 
 
-class _Check:
+class Check:
     """Holds what comes against what must come."""
 
     def __init__(self, expected: Shapes, dtype: torch.dtype) -> None:

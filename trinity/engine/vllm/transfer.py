@@ -5,10 +5,12 @@ vLLM finds this module by ``worker_extension_cls``; importing it registers the t
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
@@ -16,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from trinity.common.models.adapters import read_adapter
 from trinity.engine.vllm.compat import repack_embeddings
 from trinity.engine.vllm.direct import DirectLoader
 from trinity.synchronizer.ipc import open_handles
@@ -117,6 +120,14 @@ class WorkerExtension:
         digest = weights_digest(weights)
         torch.cuda.synchronize()
         return digest
+
+    def fetch_by_ipc(self, payload: bytes) -> bytes:
+        """The weights that lie in the trainer's memory on this GPU, in the form of safetensors."""
+        return save({name: tensor.cpu() for name, tensor in open_handles(payload)})
+
+    def adapter_digest(self, folder: str, name: str) -> str:
+        """Digest of the adapter ``name`` in ``folder``, as this process reads it."""
+        return weights_digest(read_adapter(Path(folder), name))
 
     def _transfer(self) -> tuple[FileTransfer, DirectLoader]:
         transfer: FileTransfer = self.weight_transfer_engine  # type: ignore[attr-defined]  # of the worker

@@ -241,9 +241,8 @@ class TorchTrainEngine:
 
     @property
     def _sent_adapter(self) -> str | None:
-        """Name of the adapter that engines get alone, if they do."""
-        adapter = self._settings.adapter
-        return adapter.name if adapter is not None and self._settings.sends_adapter else None
+        """Name of the adapter that engines get alone, if there is one."""
+        return None if self._settings.adapter is None else self._settings.adapter.name
 
     def _sent_weights(self) -> Iterator[tuple[str, Tensor]]:
         """What engines get."""

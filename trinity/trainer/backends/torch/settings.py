@@ -56,7 +56,6 @@ class TorchEngineSettings:
         critic: The value model; None for none.
         adapter: Trained in place of the actor's own weights; the reference model is then the actor
             without it. None: the whole model is trained.
-        sends_adapter: Engines get the adapter alone; else its sum with the weights below it.
         sequence_parallel: Ranks that share the tokens of the same rows.
         balances_ranks: Give all ranks about the same number of tokens, not of groups.
         save_strategy: How many writers of a checkpoint may work at once: one thread, the threads
@@ -87,7 +86,6 @@ class TorchEngineSettings:
     optimizer_offload: bool = False
     critic: CriticSettings | None = None
     adapter: AdapterSettings | None = None
-    sends_adapter: bool = True
     sequence_parallel: int = 1
     balances_ranks: bool = True
     save_strategy: SaveStrategy = "unrestricted"

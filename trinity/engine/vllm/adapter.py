@@ -1,0 +1,118 @@
+"""The adapter that vLLM samples with: a folder that its workers read at every update."""
+
+import tempfile
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from vllm.config import lora as vllm_lora
+from vllm.lora.request import LoRARequest
+
+from trinity.common.models.adapters import (
+    AdapterFolder,
+    AdapterSettings,
+    adapter_on_empty_model,
+    read_adapter,
+)
+from trinity.engine.vllm.shipping import Check
+
+_NUMBER = 1  # by which vLLM knows it
+
+
+class ServedAdapter:
+    """The one adapter of an engine: every request goes through it.
+
+    Lifecycle: ``prepare`` -> ``write`` before each update -> ``cleanup``.
+
+    Args:
+        model_path: Of the model below it.
+    """
+
+    def __init__(
+        self, settings: AdapterSettings, model_path: str, trust_remote_code: bool = False
+    ) -> None:
+        self.name = settings.name
+        self._settings = settings
+        self._model = (model_path, trust_remote_code)
+        self._place: tempfile.TemporaryDirectory[str] | None = None
+
+    def engine_arguments(self, max_cpu_loras: int | None, fully_sharded: bool) -> dict[str, Any]:
+        """What vLLM is told at its start.
+
+        Raises:
+            ValueError: vLLM takes no adapter of that rank.
+        """
+        return {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": _room_for(int(str(self._blank.config["r"]))),
+            "max_cpu_loras": max_cpu_loras,
+            "fully_sharded_loras": fully_sharded,
+        }
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        """Write what is sampled with first: the adapter to start from, or one of zeros."""
+        if self._place is None:
+            self._place = tempfile.TemporaryDirectory(prefix="trinity_adapter_")
+        path = self._settings.path
+        if path is not None:
+            found = read_adapter(Path(path), self.name)
+            self.write(((name, tensor.to(dtype)) for name, tensor in found), dtype)
+            return
+        empty = self._blank.weights.items()
+        self.write(((name, torch.zeros(w.shape, dtype=dtype)) for name, w in empty), dtype)
+
+    def write(self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+        """Replace the files by ``weights``, named as in the model.
+
+        Raises:
+            ValueError: A name, shape or dtype is not the adapter's, or a weight is missing.
+        """
+        shapes = {name: tuple(weight.shape) for name, weight in self._blank.weights.items()}
+        check = Check(shapes, dtype)
+        taken: dict[str, Tensor] = {}
+        for name, tensor in weights:
+            check.take(name, tuple(tensor.shape), tensor.dtype)
+            taken[name] = tensor
+        check.finish()
+        AdapterFolder(taken, self._blank.config).write(self.folder)
+
+    @property
+    def folder(self) -> Path:
+        assert self._place is not None, "prepare() comes first"
+        return Path(self._place.name)
+
+    @property
+    def request(self) -> LoRARequest:
+        """What a request is sent with."""
+        return LoRARequest(self.name, _NUMBER, str(self.folder))
+
+    @property
+    def update(self) -> LoRARequest:
+        """What has the workers read the files anew."""
+        return LoRARequest(self.name, _NUMBER, str(self.folder), load_inplace=True)
+
+    def cleanup(self) -> None:
+        """Remove the files."""
+        if self._place is not None:
+            self._place.cleanup()
+
+    @cached_property
+    def _blank(self) -> AdapterFolder:
+        """Names, shapes and PEFT's settings; the weights have no values."""
+        return adapter_on_empty_model(self._settings, *self._model)
+
+
+def _room_for(rank: int) -> int:
+    """The least of vLLM's sizes that holds an adapter of ``rank``."""
+    sizes = sorted(get_args(vllm_lora.MaxLoRARanks))
+    for size in sizes:
+        if rank <= size:
+            return int(size)
+    raise ValueError(
+        f"model.lora_configs.0.lora_rank is {rank}, and vLLM serves adapters of at most "
+        f"{sizes[-1]}. Lower it, or set explorer.rollout_model.engine_type to torch."
+    )
