@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from benchmarks.gpu.runs import (
     NEW_TOKENS,
     NUM_PROMPTS,
     NUM_SAMPLES,
+    run_folder,
     trinity_run,
     write_prompts,
 )
@@ -84,11 +84,11 @@ def main() -> None:
         found["trl"] = with_trl(model, args.steps, folder, gpus[-1])
         write("gpu_grpo", {**result, **found})
 
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        thread = threading.Thread(target=theirs, args=(Path(other),))
+    with run_folder("grpo_trinity") as one, run_folder("grpo_trl") as other:
+        thread = threading.Thread(target=theirs, args=(other,))
         if len(gpus) > 1:
             thread.start()
-        found["trinity"] = with_trinity(model, args.steps, Path(one))
+        found["trinity"] = with_trinity(model, args.steps, one)
         write("gpu_grpo", {**result, **found})
         if len(gpus) == 1:
             thread.start()

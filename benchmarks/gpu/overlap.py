@@ -7,16 +7,14 @@ steps left out. A GPU is idle while the driver counts no kernel as running on it
 """
 
 import argparse
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from benchmarks.gpu.common import model_folder, write
 from benchmarks.gpu.rollout import visible_gpus
-from benchmarks.gpu.runs import NUM_PROMPTS, NUM_SAMPLES, trinity_run
+from benchmarks.gpu.runs import NUM_PROMPTS, NUM_SAMPLES, run_folder, trinity_run
 
 WARM_STEPS = 4
 _SAMPLE_EVERY_S = 0.05
@@ -57,9 +55,9 @@ class IdleWatch:
 
 def one_run(args: argparse.Namespace, offset: int, gpus: list[int]) -> dict[str, object]:
     watch = IdleWatch(gpus)
-    with tempfile.TemporaryDirectory() as folder, watch.watching():
+    with run_folder(f"overlap_{offset}") as folder, watch.watching():
         run = trinity_run(
-            Path(folder),
+            folder,
             model_folder("0.5b", args.tokenizer),
             args.steps,
             "mode=both",

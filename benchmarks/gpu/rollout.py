@@ -4,14 +4,18 @@
 
 0.5B-shaped model, 512 samples at a time for each engine. Ours: tasks through scheduler, runner
 processes, model wrapper and engine process, as in a run, with one engine and (``--engines 2``) with
-two. Bare: `vllm.LLM.generate` on the same prompts, with the logprobs that training needs, and
-without. Each on GPUs of its own, all at once, where there are enough; else one after the other.
+two. Bare: `vllm.LLM.generate` on the same prompts, with the logprobs that training needs, as
+dictionaries and as flat lists, and without. `--part engine` is our engine alone, in this process,
+and a profile of it in the results' folder. Each on GPUs of its own, all at once, where there are
+enough; else one after the other.
 """
 
 import argparse
 import asyncio
+import cProfile
 import json
 import os
+import pstats
 import statistics
 import subprocess
 import sys
@@ -21,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.gpu.common import model_folder, write
+from benchmarks.gpu.common import RESULTS, model_folder, write
 
 BARE = """
 import json, sys, time
@@ -32,9 +36,12 @@ if __name__ == "__main__":
               gpu_memory_utilization=0.8, logprobs_mode="processed_logprobs")
     asked = [{"prompt_token_ids": ids} for ids in given["ids"]]
     found = {}
-    for name, logprobs in (("with_logprobs", 0), ("without", None)):
+    for name, logprobs, is_flat in (
+        ("with_logprobs", 0, False), ("with_flat_logprobs", 0, True), ("without", None, False)
+    ):
         params = SamplingParams(n=given["samples"], max_tokens=given["new_tokens"],
-                                ignore_eos=True, logprobs=logprobs, detokenize=False)
+                                ignore_eos=True, logprobs=logprobs, flat_logprobs=is_flat,
+                                detokenize=False)
         seconds = []
         for _ in range(given["rounds"] + 1):
             start = time.perf_counter()
@@ -53,7 +60,7 @@ def prompts_of(args: argparse.Namespace) -> int:
     return int(args.prompts * args.engines)
 
 
-def bare(args: argparse.Namespace, model: str) -> dict[str, list[float]]:
+def prompt_ids(args: argparse.Namespace, model: str) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -61,8 +68,12 @@ def bare(args: argparse.Namespace, model: str) -> dict[str, list[float]]:
     texts = [
         tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for t in talks
     ]
+    return [tokenizer.encode(text) for text in texts]
+
+
+def bare(args: argparse.Namespace, model: str) -> dict[str, list[float]]:
     given = {
-        "model": model, "ids": [tokenizer.encode(t) for t in texts], "samples": args.samples,
+        "model": model, "ids": prompt_ids(args, model), "samples": args.samples,
         "new_tokens": args.new_tokens, "rounds": args.rounds, "max_model_len": args.max_model_len,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -74,6 +85,38 @@ def bare(args: argparse.Namespace, model: str) -> dict[str, list[float]]:
         if line.startswith("FOUND "):
             return dict(json.loads(line.removeprefix("FOUND ")))
     raise RuntimeError(done.stdout[-2000:] + done.stderr[-4000:])
+
+
+async def engine_alone(args: argparse.Namespace, model: str) -> list[float]:
+    """Seconds of each round, and the profile of one more."""
+    from trinity.common.models.protocol import SamplingParams
+    from trinity.engine.vllm.engine import VLLMEngine
+    from trinity.engine.vllm.settings import VLLMEngineSettings
+
+    engine = VLLMEngine(
+        VLLMEngineSettings(
+            model,
+            max_model_len=args.max_model_len,
+            gpu_memory_utilization=0.8,
+            keeps_seeds=False,
+        )
+    )
+    await engine.prepare()
+    asked = SamplingParams(n=args.samples, max_tokens=args.new_tokens, ignore_eos=True)
+    prompts, seconds, profile = prompt_ids(args, model), [], cProfile.Profile()
+    for round_ in range(args.rounds + 2):
+        if round_ > args.rounds:
+            profile.enable()
+        start = time.perf_counter()
+        await asyncio.gather(*(engine.sample(ids, asked) for ids in prompts))
+        seconds.append(time.perf_counter() - start)
+    profile.disable()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with (RESULTS / "rollout_profile.txt").open("w") as file:
+        file.write(f"{seconds}\n")
+        pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(40)
+    await engine.close()
+    return seconds[1:-1]
 
 
 def configuration(args: argparse.Namespace, model: str, folder: str) -> Any:
@@ -166,6 +209,9 @@ def measure_part(args: argparse.Namespace) -> dict[str, float]:
     if args.part == "bare":
         found = bare(args, model)
         return {name: total / statistics.median(seconds) for name, seconds in found.items()}
+    if args.part == "engine":
+        seconds = asyncio.run(engine_alone(args, model))
+        return {"tokens_per_second": total / statistics.median(seconds)}
     return {"tokens_per_second": total * args.engines / statistics.median(ours(args, model))}
 
 
@@ -220,7 +266,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--part", choices=["ours", "bare"], help="only this, printed")
+    parser.add_argument("--part", choices=["ours", "bare", "engine"], help="only this, printed")
     args = parser.parse_args()
     if args.part:
         print("PART " + json.dumps(measure_part(args)), flush=True)
@@ -234,10 +280,12 @@ def main() -> None:
         "gpus": len(visible_gpus()),
         "explorer_tokens_per_second": own,
         "bare_with_logprobs_tokens_per_second": base.get("with_logprobs"),
+        "bare_with_flat_logprobs_tokens_per_second": base.get("with_flat_logprobs"),
         "bare_without_logprobs_tokens_per_second": base.get("without"),
     }
     if own and base:
         result["ratio"] = own / base["with_logprobs"]
+        result["ratio_to_flat_logprobs"] = own / base["with_flat_logprobs"]
         result["ratio_to_without_logprobs"] = own / base["without"]
     more = found.get(f"ours_{args.engines}", {}).get("tokens_per_second")
     if own and more and args.engines > 1:

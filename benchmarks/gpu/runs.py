@@ -1,8 +1,12 @@
 """`trinity run` as the benchmarks start it: prompts, command, and what is read off its folder."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +31,19 @@ class Run:
         """Mean seconds from the end of one step to that of the next, from step ``first`` on."""
         ends = self.step_ends[first - 1 :]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
+@contextmanager
+def run_folder(name: str) -> Iterator[Path]:
+    """A folder for a run: kept, with its logs, below ``TRINITY_BENCH_RUNS`` if that is set."""
+    kept = os.environ.get("TRINITY_BENCH_RUNS")
+    if kept:
+        folder = Path(kept) / name
+        folder.mkdir(parents=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
 
 
 def write_prompts(path: Path, num_steps: int) -> None:
@@ -55,10 +72,12 @@ def trinity_run(folder: Path, model: str, num_steps: int, *overrides: str) -> Ru
         f"buffer.total_steps={num_steps}",
         *overrides,
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    screen = folder / "screen.txt"
+    with screen.open("w") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
     if done.returncode:
         logs = [f"{p.name}: {p.read_text()[-1500:]}" for p in folder.rglob("*.log")]
-        raise RuntimeError("\n".join([done.stdout[-3000:], done.stderr[-1500:], *logs]))
+        raise RuntimeError("\n".join([screen.read_text()[-3000:], *logs]))
     [summary] = folder.glob("**/summary.json")
     [stage] = json.loads(summary.read_text())["stages"]
     ends = step_ends(summary.parent)

@@ -125,16 +125,18 @@ async def small(compiles: bool) -> dict[str, object]:
     }
 
 
-async def shared(compiles: bool) -> dict[str, object]:
+async def shared(compiles: bool, max_tokens: int = 18432) -> dict[str, object]:
+    """A pass holds 9 plain rows, or 2 whole groups with shared prompts."""
     batch = batch_of(8, 8, 1024, 1024, "1.5b")
     seconds = {}
     for shares in (False, True):
         found = await measure(
-            "1.5b", batch, 16384, steps=4, shares_prefixes=shares, compiles_layers=compiles
+            "1.5b", batch, max_tokens, steps=4, shares_prefixes=shares, compiles_layers=compiles
         )
         seconds[shares] = found["step_s"]
     return {
         "is_compiled": compiles,
+        "tokens_a_pass": max_tokens,
         "plain_s": seconds[False],
         "shared_s": seconds[True],
         "ratio": seconds[False] / seconds[True],

@@ -5,6 +5,7 @@ import pytest
 from tests.trainer.toy import tiny_config
 from trinity.common.config import Config
 from trinity.common.errors import Problem
+from trinity.launcher.build_train_engine import num_ranks
 from trinity.launcher.check_gpus import gpu_problems
 from trinity.launcher.plan import RunPlan, make_plan
 
@@ -60,7 +61,18 @@ def test_where_nccl_can_not_go(plan_of, gpus, sections, key):
 def test_one_gpu_is_shared(plan_of):
     plan = plan_of(1, mode="colocate")
     assert keys(plan) == [] and plan.is_colocated and plan.gpus.trainer == 0
-    assert plan.compute_env["CUDA_VISIBLE_DEVICES"]
+    assert plan.env_on(0, 1)["CUDA_VISIBLE_DEVICES"]
+
+
+def test_each_engine_shares_its_gpus_with_trainer_ranks(plan_of, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    shared = {"cluster": {"gpu_per_node": 4}}
+    plan = plan_of(
+        4, mode="colocate", explorer=engine(engine_num=2, tensor_parallel_size=2), **shared
+    )
+    assert keys(plan) == [] and num_ranks(plan) == 4
+    assert plan.env_on(2, 2)["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert plan.env_on(3, 1)["CUDA_VISIBLE_DEVICES"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +81,10 @@ def test_one_gpu_is_shared(plan_of):
         ({"explorer": engine(engine_type="torch")}, "explorer.rollout_model.engine_type"),
         ({"synchronizer": {"sync_offset": 1}}, "synchronizer.sync_style"),
         ({"synchronizer": {"sync_method": "checkpoint"}}, "synchronizer.sync_method"),
-        ({"cluster": {"node_num": 1, "gpu_per_node": 2}}, "mode"),
+        ({"cluster": {"node_num": 1, "gpu_per_node": 2}}, "explorer.rollout_model.engine_num"),
+        ({"cluster": {"node_num": 2, "gpu_per_node": 1}}, "cluster.node_num"),
+        ({"synchronizer": {"delta": True}}, "synchronizer.delta"),
     ],
 )
-def test_what_sharing_one_gpu_excludes(plan_of, sections, key):
+def test_what_sharing_gpus_excludes(plan_of, sections, key):
     assert key in keys(plan_of(2, mode="colocate", **{"cluster": {"gpu_per_node": 1}, **sections}))

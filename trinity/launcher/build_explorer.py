@@ -62,7 +62,7 @@ def build(
     if config.mode is Mode.SERVE:
         scheduler = tasks = _service(plan, rollout, say)
     else:
-        scheduler = Scheduler(_pool(plan, rollout, auxiliary), _scheduling(config))
+        scheduler = Scheduler(_pool(plan, rollout, auxiliary, say), _scheduling(config))
         tasks = buffers.tasks or NoTasks()
     explorer = Explorer(
         engines=rollout.engines,
@@ -140,7 +140,9 @@ def _scheduling(config: Config) -> SchedulerSettings:
     )
 
 
-def _pool(plan: RunPlan, rollout: Served, auxiliary: Sequence[Served]) -> RunnerPool:
+def _pool(
+    plan: RunPlan, rollout: Served, auxiliary: Sequence[Served], say: Callable[[str], None]
+) -> RunnerPool:
     explorer = plan.config.explorer
     settings = RunnerSettings(
         num_threads=plan.slots,
@@ -170,6 +172,7 @@ def _pool(plan: RunPlan, rollout: Served, auxiliary: Sequence[Served]) -> Runner
         start_concurrency=explorer.runner_prepare_concurrency,
         start_retries=explorer.runner_prepare_max_retries,
         report_interval_s=explorer.runner_state_report_interval,
+        say=say,
     )
 
 
@@ -261,6 +264,7 @@ def _spawn_engine(
     """The engine in a process of its own, with the OpenAI API beside it if that is asked for."""
     kind, settings = _engine_of(plan, model)
     num_gpus = engine_gpus(model) if plan.gpus.total and not plan.is_colocated else 0
+    env_vars = plan.env_on(index * engine_gpus(model), engine_gpus(model))
     asks_for_api = model is plan.config.explorer.rollout_model and model.enable_openai_api
     if model.base_port is None and not asks_for_api:
         engine: InferenceEngine = actor.spawn(
@@ -269,7 +273,7 @@ def _spawn_engine(
             name=name,
             namespace=plan.namespace,
             num_gpus=num_gpus,
-            env_vars=plan.compute_env,
+            env_vars=env_vars,
             max_restarts=_MAX_RESTARTS,
         )
         return engine
@@ -284,7 +288,7 @@ def _spawn_engine(
         name=name,
         namespace=plan.namespace,
         num_gpus=num_gpus,
-        env_vars=plan.compute_env,
+        env_vars=env_vars,
         max_restarts=_MAX_RESTARTS,
     )
     return served

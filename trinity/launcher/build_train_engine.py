@@ -47,7 +47,7 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
         name=name,
         namespace=plan.namespace,
         num_gpus=plan.gpus.trainer,
-        env_vars=plan.compute_env,
+        env_vars=plan.env_on(0, 1),
     )
     return engine
 
@@ -60,6 +60,8 @@ def kill_engine(engine: TrainEngine) -> None:
 
 def num_ranks(plan: RunPlan) -> int:
     """Processes of the trainer: one for each of its GPUs, or as many as the file asks for."""
+    if plan.is_colocated:
+        return plan.gpus.explorer
     return plan.gpus.trainer or plan.config.trainer.num_processes
 
 
@@ -69,10 +71,12 @@ def _ranks(
     channel: WeightChannel | None,
     kind: type = TorchTrainRank,
 ) -> RankGroup:
-    """One process for each rank; the first has the channel, and the trainer's own log."""
+    """One process for each rank; the first has the channel, and the trainer's own log.
+
+    Where engines share the GPUs each rank has one, to the engine on its own GPU.
+    """
     world_size = num_ranks(plan)
     threads = max(1, plan.cores // world_size)
-    env_vars = {**plan.compute_env, "OMP_NUM_THREADS": str(threads)}
     ranks: list[TorchTrainRank] = []
     for number in range(world_size):
         name = f"{settings.log_name}_rank_{number}" if number else settings.log_name
@@ -81,12 +85,12 @@ def _ranks(
             actor.spawn(
                 kind,
                 replace(settings, num_threads=threads, log_name=name),
-                channel if number == 0 else None,
+                channel if number == 0 or plan.is_colocated else None,
                 rank,
                 name=name,
                 namespace=plan.namespace,
                 num_gpus=1 if plan.gpus.trainer else 0,
-                env_vars=env_vars,
+                env_vars={**plan.env_on(number, 1), "OMP_NUM_THREADS": str(threads)},
             )
         )
     return RankGroup(ranks, settings)

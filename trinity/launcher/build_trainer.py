@@ -99,6 +99,7 @@ def _channel(plan: RunPlan) -> WeightChannel | None:
             group=sync.group_name,
             timeout_s=min(sync.sync_timeout, _PEER_TIMEOUT_S),
             copies=not is_ours,
+            sends_delta=sync.delta,
         )
     if sync.sync_method is SyncMethod.MEMORY:
         return MemoryChannel()

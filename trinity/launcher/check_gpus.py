@@ -12,9 +12,15 @@ _ROLLOUT = "explorer.rollout_model"
 
 def gpu_problems(plan: RunPlan) -> Iterator[Problem]:
     """All that keeps weights from going from GPU to GPU, or parts from sharing one."""
+    sync = plan.config.synchronizer
+    if sync.delta and not (plan.config.mode.pairs and sync.sync_method is SyncMethod.NCCL):
+        message = "Only NCCL sends changes alone; this run's weights go another way."
+        yield Problem(
+            "synchronizer.delta", message, "Remove it, or use `sync_method: nccl`.", "true"
+        )
     if plan.config.mode is Mode.COLOCATE:
         yield from _colocation_problems(plan)
-    elif plan.config.mode.pairs and plan.config.synchronizer.sync_method is SyncMethod.NCCL:
+    elif plan.config.mode.pairs and sync.sync_method is SyncMethod.NCCL:
         yield from _nccl_problems(plan)
 
 
@@ -47,10 +53,18 @@ def _colocation_problems(plan: RunPlan) -> Iterator[Problem]:
     if config.trainer.trainer_type is not TrainerType.TORCH:
         message = f"The trainer {config.trainer.trainer_type} does not share the engine's GPU."
         yield Problem("trainer.trainer_type", message, "Use torch.")
-    if plan.gpus.explorer > 1 or config.cluster.node_num * config.cluster.gpu_per_node > 1:
-        message = "Trainer and engine share one GPU at most in this version."
-        fix = "Set `cluster.gpu_per_node: 1`, or `mode: both` with GPUs of their own."
-        yield Problem("mode", message, fix, "colocate")
+    cluster, size = config.cluster, engine_gpus(rollout)
+    shared = cluster.node_num * cluster.gpu_per_node or plan.gpus.explorer
+    if cluster.node_num > 1:
+        message = "Trainer and engines share the GPUs of one machine at most in this version."
+        yield Problem("cluster.node_num", message, "Use one node, or `mode: both`.")
+    elif plan.gpus.explorer != shared:
+        message = f"Trainer and engines share {shared} GPUs; the engines take {plan.gpus.explorer}."
+        fix = f"Set `engine_num: {max(1, shared // size)}`, for engines of {size} GPUs each."
+        yield Problem(f"{_ROLLOUT}.engine_num", message, fix, rollout.engine_num)
+    if rollout.data_parallel_size > 1:
+        message = "Copies within an engine don't share the trainer's GPUs."
+        yield Problem(f"{_ROLLOUT}.data_parallel_size", message, "Raise `engine_num` instead.")
     if any(map(engine_gpus, explorer.auxiliary_models)):
         message = "An auxiliary model needs a GPU of its own, and the only one is shared."
         yield Problem("explorer.auxiliary_models", message, "Use `mode: both`.")

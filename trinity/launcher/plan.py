@@ -111,7 +111,7 @@ class RunPlan:
 
     @property
     def is_colocated(self) -> bool:
-        """Whether trainer and engine take turns on one GPU."""
+        """Whether trainer and engines take turns on their GPUs."""
         return self.config.mode is Mode.COLOCATE and self.gpus.total > 0
 
     @property
@@ -127,21 +127,26 @@ class RunPlan:
             "GOMP_SPINCOUNT": "20000",
         }
         kept = {} if self.gpus.total else KEPT_MEMORY
-        return {**kept, **self.env_vars, **threads, **self._shared_gpu()}
+        return {**kept, **self.env_vars, **threads}
 
-    def _shared_gpu(self) -> dict[str, str]:
-        """The one GPU that trainer and engine share: Ray would give it to only one of them."""
+    def env_on(self, first: int, count: int) -> dict[str, str]:
+        """`compute_env` of a process on ``count`` GPUs from the one numbered ``first``.
+
+        Where trainer and engines share them: Ray would give a GPU to only one of the two.
+        """
         if not self.is_colocated:
-            return {}
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
-        return {"CUDA_VISIBLE_DEVICES": visible.split(",")[0]}
+            return self.compute_env
+        numbers = ",".join(map(str, range(self.gpus.total)))
+        visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or numbers).split(",")
+        own = ",".join(visible[first : first + count])
+        return {**self.compute_env, "CUDA_VISIBLE_DEVICES": own}
 
     def table(self) -> Table:
         """What runs where, for the screen."""
         config = self.config
         table = Table(title=f"plan of {config.project}/{config.name}", title_style="bold")
         table.add_column("part")
-        table.add_column("what runs")
+        table.add_column("what runs", overflow="fold")
         table.add_column("where")
         for row in [*self._explorer_rows(), *self._trainer_rows()]:
             table.add_row(*row)

@@ -1,12 +1,13 @@
-"""Weights between two processes on one GPU: `IPCChannel` shares the memory they lie in.
+"""Weights between processes on the same GPUs: `IPCChannel` shares the memory they lie in.
 
 Nothing is copied but from the trainer's weights into the engine's. The trainer must not change
 them before all engines have loaded: in mode `colocate` it waits for what they sample next.
 """
 
 import pickle
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +19,14 @@ from trinity.utils.digest import weights_digest
 
 METHOD = "ipc"
 
+#: By the id of a GPU: where the weights lie on it.
+Handles = Mapping[str, bytes]
+
+_DEVICE = 6  # which of what a tensor is rebuilt from is the number of its GPU
+
 
 class IPCChannel:
-    """The trainer's end."""
+    """The trainer's end: of each of its ranks, which all hold whole weights while they are sent."""
 
     method = METHOD
 
@@ -35,7 +41,11 @@ class IPCChannel:
         torch.cuda.synchronize()
         torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
-        return WeightTicket(version, METHOD, digest, handles)
+        return WeightTicket(version, METHOD, digest, {_own_gpu(): handles})
+
+    def let_go(self) -> None:
+        """Engines have loaded: weights that were put together to be sent are needed no more."""
+        self._sent.clear()
 
     def before_change(self) -> None:
         """Engines have loaded: the trainer has their samples."""
@@ -45,11 +55,33 @@ class IPCChannel:
         self._sent.clear()
 
 
-def open_handles(payload: bytes) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a ticket's payload, in the trainer's own memory. They must not be written to.
+def together(tickets: Sequence[WeightTicket]) -> WeightTicket:
+    """One ticket for the weights that each rank holds on its own GPU; the first's otherwise."""
+    first = tickets[0]
+    if first.method != METHOD:
+        return first
+    payloads = [cast(Handles, ticket.payload) for ticket in tickets]
+    return replace(first, payload={gpu: own for part in payloads for gpu, own in part.items()})
 
-    The payload comes from the trainer of the same run, over Ray.
+
+def open_handles(payload: Handles) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a ticket's payload that lie on this process's GPU, in the trainer's memory.
+
+    They must not be written to. The payload comes from the trainer of the same run, over Ray.
+
+    Raises:
+        ValueError: No rank of the trainer is on this GPU.
     """
-    handles: list[tuple[str, Any]] = pickle.loads(payload)
+    gpu = _own_gpu()
+    if gpu not in payload:
+        raise ValueError(f"The trainer has no rank on GPU {gpu}: its weights are on {[*payload]}.")
+    handles: list[tuple[str, Any]] = pickle.loads(payload[gpu])
     for name, (rebuild, arguments) in handles:
-        yield name, rebuild(*arguments)
+        own = [*arguments]
+        own[_DEVICE] = torch.cuda.current_device()
+        yield name, rebuild(*own)
+
+
+def _own_gpu() -> str:
+    """Id of the GPU that this process computes on, the same in every process."""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

@@ -7,9 +7,13 @@ starts again gets the weights like any other, and nobody holds a second copy of 
 
 The weights sent are the trainer's own, not copies. Before it changes them (`before_change`), it
 waits for a transfer under way, and puts a copy aside if an engine has not asked yet.
+
+With ``sends_delta`` the trainer keeps a copy of the version before, and sends an engine that has it
+only what changed (`trinity.synchronizer.delta`); any other engine gets the whole.
 """
 
 import json
+import os
 import socket
 import threading
 import time
@@ -17,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,16 +31,21 @@ from torch import Tensor
 from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.buckets import Bucket, Entry, describe, lay_out
 from trinity.synchronizer.channel import NamedTensors
+from trinity.synchronizer.delta import Patcher, changes, message_bytes
 from trinity.utils.digest import WeightsDigest
 from trinity.utils.log import get_logger
 
 METHOD = "nccl"
 
-Load = Callable[[Sequence[tuple[str, Tensor]]], None]
+Named = Sequence[tuple[str, Tensor]]
+Load = Callable[[Named], None]
+Patch = Callable[[Named, Named], None]
 
 _BUCKET_BYTES = 256 * 2**20
-_POLL_S = 0.5
+_PATIENCE_S = 60.0  # PyTorch writes a warning each time it runs out
+_CLOSING_S = 1.0
 _SPIN_S = 0.0005
+_WATCHDOGS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
 _TRAINER = 0  # rank of the trainer in every group
 
 
@@ -49,14 +59,20 @@ class Meeting:
     bucket_bytes: int
     entries: Sequence[Entry]
     timeout_s: float
+    sends_delta: bool = False
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What came: its digest, and the version, which may be newer than the one asked for."""
+    """What came: its digest, and the version, which may be newer than the one asked for.
+
+    Args:
+        num_bytes: That came, for all weights.
+    """
 
     digest: str
     version: int
+    num_bytes: int = 0
 
 
 class NCCLChannel:
@@ -67,6 +83,7 @@ class NCCLChannel:
         is_live: What is sent are the model's own weights; `before_change` is called before the
             next step changes them.
         copies: Send copies: nobody calls `before_change`, and the weights may be the model's own.
+        sends_delta: Send what changed to who has the version before.
         group: First part of the groups' names.
         timeout_s: How long one end waits for the other.
     """
@@ -81,8 +98,10 @@ class NCCLChannel:
         timeout_s: float = 600,
         bucket_bytes: int = _BUCKET_BYTES,
         copies: bool = False,
+        sends_delta: bool = False,
     ) -> None:
         self._copies = copies
+        self._sends_delta = sends_delta
         self._num_engines = num_engines
         self._is_live = is_live
         self._group = group
@@ -95,7 +114,9 @@ class NCCLChannel:
         named = [(name, t.clone() if self._copies else t) for name, t in weights]
         if self._sender is None:
             device = named[0][1].device
-            self._sender = _Sender(device, self._group, self._timeout_s, self._bucket_bytes)
+            self._sender = _Sender(
+                device, self._group, self._timeout_s, self._bucket_bytes, self._sends_delta
+            )
         entries = [describe(name, tensor) for name, tensor in named]
         self._sender.offer(version, [tensor for _, tensor in named], entries)
         meeting = Meeting(
@@ -105,6 +126,7 @@ class NCCLChannel:
             self._bucket_bytes,
             entries,
             self._timeout_s,
+            self._sends_delta,
         )
         return WeightTicket(version, METHOD, "", meeting)
 
@@ -123,7 +145,12 @@ class _Sender:
     """Answers requests in a thread of its own."""
 
     def __init__(
-        self, device: torch.device, group: str, timeout_s: float, bucket_bytes: int
+        self,
+        device: torch.device,
+        group: str,
+        timeout_s: float,
+        bucket_bytes: int,
+        sends_delta: bool,
     ) -> None:
         self.host = socket.gethostbyname(socket.gethostname())
         self._server = dist.TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
@@ -139,6 +166,7 @@ class _Sender:
         self._ready: Any = None  # a CUDA event
         self._num_served = 0
         self._is_aside = False
+        self._before = _Before(bucket_bytes) if sends_delta else None
         self._links: dict[str, _Link] = {}
         self._logger = get_logger("trainer")
         self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
@@ -146,6 +174,7 @@ class _Sender:
 
     def offer(self, version: int, weights: list[Tensor], entries: Sequence[Entry]) -> None:
         with self._changed:
+            self._keep_before()
             self._version, self._weights, self._entries = version, weights, entries
             self._num_served, self._is_aside = 0, False
             self._mark_ready()
@@ -155,12 +184,18 @@ class _Sender:
         with self._changed:  # which a transfer under way holds
             if self._weights is None or self._is_aside:
                 return
+            self._keep_before()
             if self._num_served >= num_engines:
                 self._weights = None
                 return
             self._weights = [_put_aside(tensor) for tensor in self._weights]
             self._is_aside = True
             self._mark_ready()
+
+    def _keep_before(self) -> None:
+        """Copy what is sent now, to tell what the next version changes."""
+        if self._before is not None and self._weights is not None and not self._is_aside:
+            self._before.keep(self._version, self._weights, self._entries)
 
     def _mark_ready(self) -> None:
         """What was asked of the GPU so far has to be done before the weights go out."""
@@ -172,7 +207,8 @@ class _Sender:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join(2 * _POLL_S)
+        _put_request(self._server, None)
+        self._thread.join(_CLOSING_S)
         self._links.clear()
 
     def _serve(self) -> None:
@@ -181,20 +217,22 @@ class _Sender:
         while not self._is_closed:
             key = f"request/{number}"
             try:
-                inbox.wait([key], timedelta(seconds=_POLL_S))
+                inbox.wait([key], timedelta(seconds=_PATIENCE_S))
             except RuntimeError:  # nobody asked yet
                 continue
             number += 1
             request = json.loads(inbox.get(key))
+            if request is None:
+                continue
             try:
-                answer = self._answer(request)
+                answer = self._answer(request, key)
             except Exception as error:  # told to who asked; the next one may fare better
                 self._logger.exception("Weights could not be sent to %s.", request["group"])
                 self._links.pop(request["group"], None)
                 answer = {"error": f"{type(error).__name__}: {error}"}
             inbox.set(f"answer/{key}", json.dumps(answer))
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, object]:
+    def _answer(self, request: dict[str, Any], key: str) -> dict[str, object]:
         name = request["group"]
         with self._changed:
             self._changed.wait_for(lambda: self._weights is not None or self._is_closed)
@@ -206,11 +244,43 @@ class _Sender:
                 self._links[name] = _Link(
                     store, name, _TRAINER, size, self._device, self._timeout_s
                 )
-            digest = self._links[name].send(
-                self._weights, lay_out(self._entries, self._bucket_bytes), self._ready
-            )
+            link, buckets = self._links[name], lay_out(self._entries, self._bucket_bytes)
+            if request["base"] is None:
+                digest = link.send(self._weights, buckets, self._ready)
+            else:
+                old = None if self._before is None else self._before.of(request["base"])
+                digest = link.send_changes(self._weights, buckets, self._ready, old, key)
             self._num_served += 1
             return {"digest": digest, "version": self._version}
+
+
+class _Before:
+    """A copy of the version before, bucket by bucket."""
+
+    def __init__(self, bucket_bytes: int) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._version = -1
+        self._buffers: list[Tensor] = []
+
+    @torch.no_grad()
+    def keep(self, version: int, weights: Sequence[Tensor], entries: Sequence[Entry]) -> None:
+        buckets, tensors = lay_out(entries, self._bucket_bytes), iter(weights)
+        if [len(buffer) for buffer in self._buffers] != [b.num_bytes for b in buckets]:
+            make = partial(torch.zeros, dtype=torch.uint8, device=weights[0].device)
+            self._buffers = [make(bucket.num_bytes) for bucket in buckets]
+        for bucket, buffer in zip(buckets, self._buffers, strict=True):
+            _fill(bucket, buffer, tensors)
+        self._version = version
+
+    def of(self, version: int) -> list[Tensor] | None:
+        """Its buckets, if it is that version."""
+        return self._buffers if version == self._version else None
+
+
+def _fill(bucket: Bucket, buffer: Tensor, weights: Iterator[Tensor]) -> None:
+    """Lay the next of ``weights`` into a bucket's bytes."""
+    slots = [slot.of(buffer) for slot in bucket.slots]
+    torch._foreach_copy_(slots, [next(weights) for _ in slots])
 
 
 class NCCLReceiver:
@@ -229,8 +299,19 @@ class NCCLReceiver:
         self._store: Any = None
         self._link: _Link | None = None
 
-    def receive(self, meeting: Meeting, request: str, group: str, load: Load) -> Delivery:
+    def receive(
+        self,
+        meeting: Meeting,
+        request: str,
+        group: str,
+        load: Load,
+        patch: Patch | None = None,
+    ) -> Delivery:
         """Take the weights that were asked for by ``request``, and give them to ``load``.
+
+        Args:
+            patch: Takes new elements and which of them count, where changes come; to be given
+                if, and only if, the request named a base.
 
         Raises:
             RuntimeError: What came is not what the trainer sent, or it could not send.
@@ -242,7 +323,10 @@ class NCCLReceiver:
             self._link = _Link(self._store, group, rank, size, self._device, meeting.timeout_s)
             self._name = name
         buckets = lay_out(meeting.entries, meeting.bucket_bytes)
-        digest = self._link.receive(buckets, load)
+        if patch is None:
+            num_bytes, digest = self._link.receive(buckets, load)
+        else:
+            num_bytes, digest = self._link.receive_changes(buckets, load, patch, request)
         answer = json.loads(self._store.get(f"answer/{request}"))
         if "error" in answer:
             raise RuntimeError(f"The trainer could not send its weights: {answer['error']}")
@@ -251,15 +335,24 @@ class NCCLReceiver:
                 f"Weights with digest {digest} came by NCCL, but the trainer sent "
                 f"{answer['digest']}."
             )
-        return Delivery(digest, int(answer["version"]))
+        return Delivery(digest, int(answer["version"]), num_bytes)
 
 
-def ask(meeting: Meeting, group: str, num_workers: int) -> str:
-    """Ask the trainer for its weights, on behalf of all workers of an engine; the request's key."""
+def ask(meeting: Meeting, group: str, num_workers: int, base: int | None = None) -> str:
+    """Ask the trainer for its weights, on behalf of all workers of an engine; the request's key.
+
+    Args:
+        base: Version that all workers have and can change in place; None if they want the whole.
+    """
     store = _store(meeting.host, meeting.port, meeting.timeout_s)
-    number = store.add("requests", 1)
-    key = f"request/{number}"
-    store.set(key, json.dumps({"group": group, "world_size": 1 + num_workers}))
+    request = {"group": group, "world_size": 1 + num_workers, "base": base}
+    return _put_request(store, request)
+
+
+def _put_request(store: Any, request: dict[str, object] | None) -> str:
+    """Ask the trainer's thread; None only wakes it."""
+    key = f"request/{store.add('requests', 1)}"
+    store.set(key, json.dumps(request))
     return key
 
 
@@ -271,7 +364,9 @@ class _Link:
     ) -> None:
         self._device = device
         self._name = name
+        self._store = store
         self._timeout_s = timeout_s
+        self._patcher = Patcher()
         self._group = _process_group(dist.PrefixStore(name, store), rank, size, device, timeout_s)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._buffers: list[Tensor] = []
@@ -281,15 +376,57 @@ class _Link:
         digest, tensors = WeightsDigest(), iter(weights)
         with self._on_stream(ready):
             for number, (bucket, buffer) in enumerate(self._through(buckets)):
-                slots = [slot.of(buffer) for slot in bucket.slots]
-                torch._foreach_copy_(slots, [next(tensors) for _ in bucket.slots])
+                _fill(bucket, buffer, tensors)
                 self._broadcast(buffer)
                 digest.add(f"bucket {number}", buffer)
             self._wait()
             return digest.hexdigest()
 
-    def receive(self, buckets: Sequence[Bucket], load: Load) -> str:
-        """Receive all buckets, and load each; the digest of what came."""
+    def send_changes(
+        self,
+        weights: Sequence[Tensor],
+        buckets: Sequence[Bucket],
+        ready: Any,
+        old: Sequence[Tensor] | None,
+        request: str,
+    ) -> str:
+        """Send what differs from ``old``, each bucket announced; the digest of what was sent."""
+        digest, tensors = WeightsDigest(), iter(weights)
+        with self._on_stream(ready):
+            for number, (bucket, buffer) in enumerate(self._through(buckets, zeroes=True)):
+                _fill(bucket, buffer, tensors)
+                count, message = (-1, None) if old is None else changes(bucket, buffer, old[number])
+                self._store.set(f"part/{request}/{number}", str(count))
+                sent = buffer if message is None else message
+                if len(sent):
+                    self._broadcast(sent)
+                    digest.add(f"bucket {number}, {count}", sent)
+            self._wait()
+            return digest.hexdigest()
+
+    def receive_changes(
+        self, buckets: Sequence[Bucket], load: Load, patch: Patch, request: str
+    ) -> tuple[int, str]:
+        """Receive what `send_changes` sends; its size, and the digest of what came."""
+        digest, num_bytes = WeightsDigest(), 0
+        with self._on_stream(None):
+            for number, (bucket, buffer) in enumerate(self._through(buckets)):
+                count = int(self._store.get(f"part/{request}/{number}"))
+                sent = buffer if count < 0 else buffer[: message_bytes(bucket, count)]
+                if not len(sent):
+                    continue
+                self._broadcast(sent)
+                digest.add(f"bucket {number}, {count}", sent)
+                num_bytes += len(sent)
+                if count < 0:
+                    load([(slot.name, slot.of(sent)) for slot in bucket.slots])
+                else:
+                    patch(*self._patcher.open(bucket, count, sent))
+            self._wait()
+            return num_bytes, digest.hexdigest()
+
+    def receive(self, buckets: Sequence[Bucket], load: Load) -> tuple[int, str]:
+        """Receive all buckets, and load each; their size, and the digest of what came."""
         digest = WeightsDigest()
         with self._on_stream(None):
             for number, (bucket, buffer) in enumerate(self._through(buckets)):
@@ -297,7 +434,7 @@ class _Link:
                 load([(slot.name, slot.of(buffer)) for slot in bucket.slots])
                 digest.add(f"bucket {number}", buffer)
             self._wait()
-            return digest.hexdigest()
+            return sum(bucket.num_bytes for bucket in buckets), digest.hexdigest()
 
     def _wait(self) -> None:
         """Wait until the GPU has done all this, but no longer than the deadline.
@@ -315,14 +452,20 @@ class _Link:
                 )
             time.sleep(_SPIN_S)
 
-    def _through(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor]]:
-        """Each bucket with the buffer that it goes through, one after the other."""
+    def _through(
+        self, buckets: Sequence[Bucket], zeroes: bool = False
+    ) -> Iterator[tuple[Bucket, Tensor]]:
+        """Each bucket with the buffer that it goes through, one after the other.
+
+        With ``zeroes`` the bytes between tensors are 0.
+        """
         largest = max(bucket.num_bytes for bucket in buckets)
         if not self._buffers or len(self._buffers[0]) < largest:
             make = torch.empty(2, largest, dtype=torch.uint8, device=self._device)
             self._buffers = list(make)
         for number, bucket in enumerate(buckets):
-            yield bucket, self._buffers[number % 2][: bucket.num_bytes]
+            buffer = self._buffers[number % 2][: bucket.num_bytes]
+            yield bucket, buffer.zero_() if zeroes else buffer
 
     def _broadcast(self, buffer: Tensor) -> None:
         options = dist.distributed_c10d.BroadcastOptions()
@@ -349,9 +492,27 @@ def _process_group(store: Any, rank: int, size: int, device: torch.device, timeo
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, rank, size, timeout)
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = 2 * timeout  # past our own deadline NCCL would end the process
-    with torch.cuda.device(device):
+    options._timeout = 2 * timeout
+    with torch.cuda.device(device), _surviving():
         return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+@contextmanager
+def _surviving() -> Iterator[None]:
+    """Groups made within leave this process alive when a peer dies: `_Link` has its own deadline.
+
+    PyTorch would end it at an error of NCCL's, or when its watchdog hears nothing from the GPU.
+    """
+    kept = {name: os.environ.get(name) for name in _WATCHDOGS}
+    os.environ.update(dict.fromkeys(_WATCHDOGS, "0"))
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _store(host: str, port: int, timeout_s: float) -> Any:

@@ -35,5 +35,9 @@ class SynchronizerConfig(ConfigModel):
     group_name: str = "rollout_weight_sync"
     """Name of the NCCL group that trainer and engines form."""
 
+    delta: bool = False
+    """With `nccl`, send engines only the weights whose bits changed since they last got some. The
+    trainer keeps a copy of the version before, in the memory of its GPU."""
+
     wait_for_checkpoint: bool = False
     """With `checkpoint`, let the explorer wait until a first checkpoint exists."""

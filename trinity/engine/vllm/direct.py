@@ -52,6 +52,18 @@ class DirectLoader:
             sources = [move.source(weight) for move, weight in moves]
             torch._foreach_copy_([move.target for move, _ in moves], sources)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it knows where every element of the model comes from, and so can `patch`."""
+        return self._is_complete
+
+    def patch(self, weights: Named, changed: Named) -> None:
+        """Load the elements of some weights that are marked in ``changed``, of the same names."""
+        for (name, weight), (_, marks) in zip(weights, changed, strict=True):
+            for move in self._moves[name]:
+                target = move.target
+                torch.where(move.source(marks), move.source(weight), target, out=target)
+
     def finish(self) -> None:
         """All weights came."""
         moves = [move for moves in self._moves.values() for move in moves]

@@ -40,6 +40,7 @@ from trinity.common.models.protocol import (
 )
 from trinity.engine.vllm.adapter import ServedAdapter
 from trinity.engine.vllm.compat import seeds_on_cpu
+from trinity.engine.vllm.lumps import SCHEDULER
 from trinity.engine.vllm.memory import explaining_failure
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.engine.vllm.shipping import Shapes, expected_shapes, ticket_files
@@ -55,6 +56,7 @@ _AT_ONCE = (nccl.METHOD, ipc.METHOD)
 _PAUSE_MODES = {"pause": "wait", "keep": "keep", "abort": "abort"}
 _CPU_CACHE_BYTES = 2**30
 _MAX_RESTARTS = 3  # of vLLM's process; one more death is final
+_GREEDY_BELOW = 1e-5  # a temperature
 
 
 class VLLMEngine:
@@ -90,6 +92,7 @@ class VLLMEngine:
         self._is_asleep = False
         self._is_closed = False
         self._group = _new_group()
+        self._base: int | None = None
         self._has_warned = False
         self._partial: dict[str, dict[int, Completion]] = {}
         self._log = get_logger("engine")
@@ -114,6 +117,7 @@ class VLLMEngine:
         self._num_restarts += 1
         self._may_start.clear()
         self._llm, self._broken, self._is_asleep = None, None, False
+        self._base = None
         self._group = _new_group()
         self._version, self._lacks_weights = self._settings.version, self._has_updates
         await asyncio.to_thread(llm.shutdown)
@@ -147,9 +151,9 @@ class VLLMEngine:
                 f"max_model_len - 1 = {self._max_model_len - 1}."
             )
         self._warn_of_cuts(params)
-        jobs = [self._one(list(prompt_ids), params, index, room) for index in range(params.n)]
+        jobs = [self._some(list(prompt_ids), params, part, room) for part in self._parts(params)]
         try:
-            return list(await asyncio.gather(*jobs))
+            return [sample for part in await asyncio.gather(*jobs) for sample in part]
         finally:
             self._partial.pop(params.request_id or "", None)
 
@@ -313,6 +317,7 @@ class VLLMEngine:
             "logprobs_mode": "processed_logprobs",
             "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
             "worker_extension_cls": EXTENSION,
+            "scheduler_cls": SCHEDULER,
             "disable_log_stats": True,
             "enable_sleep_mode": settings.sleeps,
         }
@@ -361,32 +366,45 @@ class VLLMEngine:
         if self._broken is not None:
             raise RuntimeError(f"The engine stopped: {self._broken}") from self._broken
 
-    async def _one(
-        self, ids: list[int], params: SamplingParams, index: int, room: int
-    ) -> Completion:
-        """One sample; begun anew if an update aborts it."""
-        asked = self._vllm_params(params, index, room)
-        while True:
+    def _parts(self, params: SamplingParams) -> list[range]:
+        """Indices of the samples that make one request of vLLM's each.
+
+        All are one, if none has a seed of its own and nobody follows their tokens. Of greedy ones
+        vLLM takes one at a time.
+        """
+        is_greedy = params.temperature < _GREEDY_BELOW
+        if self._seed(params, 0) is None and not self._is_tagged(params) and not is_greedy:
+            return [range(params.n)]
+        return [range(index, index + 1) for index in range(params.n)]
+
+    async def _some(
+        self, ids: list[int], params: SamplingParams, indices: range, room: int
+    ) -> list[Completion]:
+        """Samples of one prompt; those that an update aborts are begun anew."""
+        done: list[Completion] = []
+        while len(done) < len(indices):
             await self._may_start.wait()
-            sample = Completion([], [], "abort")
+            left = indices[len(done) :]
+            samples = [Completion([], [], "abort") for _ in left]
             if params.request_id is not None:
-                self._partial.setdefault(params.request_id, {})[index] = sample
-            await self._complete_inplace(sample, ids, asked)
-            if sample.finish_reason != "abort":
-                self._num_tokens += len(sample.token_ids)
-                return sample
+                self._partial.setdefault(params.request_id, {})[left[0]] = samples[0]
+            await self._complete_inplace(samples, ids, self._vllm_params(params, left, room))
+            done += [sample for sample in samples if sample.finish_reason != "abort"]
+        self._num_tokens += sum(len(sample.token_ids) for sample in done)
+        return done
 
     async def _complete_inplace(
-        self, sample: Completion, ids: list[int], asked: VLLMParams
+        self, samples: list[Completion], ids: list[int], asked: VLLMParams
     ) -> None:
         self._running += 1
         try:
             async for output in self._outputs(ids, asked):
-                part = output.outputs[0]
-                sample.token_ids += part.token_ids
-                sample.logprobs += _chosen(part)
-                sample.versions += [self._version] * len(part.token_ids)
-                sample.finish_reason = _finish_reason(part)
+                for part in output.outputs:
+                    sample = samples[part.index]
+                    sample.token_ids += part.token_ids
+                    sample.logprobs += _chosen(part)
+                    sample.versions += [self._version] * len(part.token_ids)
+                    sample.finish_reason = _finish_reason(part)
         finally:
             self._running -= 1
 
@@ -400,12 +418,19 @@ class VLLMEngine:
             ):
                 yield output
 
-    def _vllm_params(self, params: SamplingParams, index: int, room: int) -> VLLMParams:
-        seed = None
-        if params.seed is not None and self._settings.keeps_seeds:
-            seed = (params.seed * 1_000_003 + index) % 2**63
-        is_tagged = self._settings.update_mode == "keep" or params.request_id is not None
+    def _seed(self, params: SamplingParams, index: int) -> int | None:
+        if params.seed is None or not self._settings.keeps_seeds:
+            return None
+        return (params.seed * 1_000_003 + index) % 2**63
+
+    def _is_tagged(self, params: SamplingParams) -> bool:
+        """Whether tokens are looked at as they come."""
+        return self._settings.update_mode == "keep" or params.request_id is not None
+
+    def _vllm_params(self, params: SamplingParams, indices: range, room: int) -> VLLMParams:
+        is_tagged = self._is_tagged(params)
         return VLLMParams(
+            n=len(indices),
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=max(params.top_k, 0),
@@ -414,7 +439,7 @@ class VLLMEngine:
             min_tokens=params.min_tokens,
             stop=list(params.stop) or None,
             stop_token_ids=list(params.stop_token_ids) or None,
-            seed=seed,
+            seed=self._seed(params, indices[0]),
             repetition_penalty=params.repetition_penalty,
             ignore_eos=params.ignore_eos,
             logprobs=0,
@@ -485,22 +510,25 @@ class VLLMEngine:
 
     async def _receive(self, ticket: WeightTicket) -> tuple[str, int]:
         """Digest and version of what then is in place."""
+        base, self._base = self._base, None
         if self._adapter is not None:
             return await self._receive_adapter(self._adapter, ticket), ticket.version
         if ticket.method == nccl.METHOD:
-            return await self._receive_by_nccl(cast(nccl.Meeting, ticket.payload))
+            return await self._receive_by_nccl(cast(nccl.Meeting, ticket.payload), base)
         if ticket.method == ipc.METHOD:
             found = await self._ready.collective_rpc("receive_by_ipc", args=(ticket.payload,))
             return _the_one(found, ticket), ticket.version
         return await self._receive_files(ticket), ticket.version
 
-    async def _receive_by_nccl(self, meeting: nccl.Meeting) -> tuple[str, int]:
+    async def _receive_by_nccl(self, meeting: nccl.Meeting, base: int | None) -> tuple[str, int]:
         settings = self._settings
         num_workers = settings.tensor_parallel_size * settings.pipeline_parallel_size
-        request = await asyncio.to_thread(nccl.ask, meeting, self._group, num_workers)
-        arguments = (asdict(meeting), request, self._group, num_workers)
+        request = await asyncio.to_thread(nccl.ask, meeting, self._group, num_workers, base)
+        arguments = (asdict(meeting), request, self._group, num_workers, base is not None)
         found = await self._ready.collective_rpc("receive_by_nccl", args=arguments)
-        digest, version = found[0]
+        digest, version, _ = found[0]
+        if meeting.sends_delta and all(can_change for _, _, can_change in found):
+            self._base = int(version)
         return str(digest), int(version)
 
     async def _receive_adapter(self, adapter: ServedAdapter, ticket: WeightTicket) -> str:

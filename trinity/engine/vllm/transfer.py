@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from trinity.common.models.adapters import read_adapter
 from trinity.engine.vllm.compat import repack_embeddings
 from trinity.engine.vllm.direct import DirectLoader
-from trinity.synchronizer.ipc import open_handles
+from trinity.synchronizer.ipc import Handles, open_handles
 from trinity.synchronizer.nccl import Meeting, NCCLReceiver
 from trinity.utils.digest import WeightsDigest, weights_digest
 
@@ -99,18 +99,25 @@ class WorkerExtension:
         return str(self.weight_transfer_engine.digest.hexdigest())  # type: ignore[attr-defined]  # of the worker
 
     def receive_by_nccl(
-        self, meeting: dict[str, Any], request: str, group: str, num_workers: int
-    ) -> tuple[str, int]:
-        """Take the weights that ``request`` asked for, between two steps; digest and version."""
+        self, meeting: dict[str, Any], request: str, group: str, num_workers: int, has_base: bool
+    ) -> tuple[str, int, bool]:
+        """Take the weights that ``request`` asked for, between two steps.
+
+        Digest, version, and whether changes alone will do the next time.
+        """
         transfer, loader = self._transfer()
         if transfer.receiver is None:
             rank, device = self.rank, self.device  # type: ignore[attr-defined]  # of the worker
             transfer.receiver = NCCLReceiver(rank, num_workers, device)
-        found = transfer.receiver.receive(Meeting(**meeting), request, group, loader.load)
+        patch = loader.patch if has_base else None
+        with torch.no_grad():
+            found = transfer.receiver.receive(
+                Meeting(**meeting), request, group, loader.load, patch
+            )
         loader.finish()
-        return found.digest, found.version
+        return found.digest, found.version, loader.is_complete
 
-    def receive_by_ipc(self, payload: bytes) -> str:
+    def receive_by_ipc(self, payload: Handles) -> str:
         """Take the weights that lie in the trainer's memory on this GPU; their digest."""
         _, loader = self._transfer()
         weights = list(open_handles(payload))
@@ -121,7 +128,7 @@ class WorkerExtension:
         torch.cuda.synchronize()
         return digest
 
-    def fetch_by_ipc(self, payload: bytes) -> bytes:
+    def fetch_by_ipc(self, payload: Handles) -> bytes:
         """The weights that lie in the trainer's memory on this GPU, in the form of safetensors."""
         return save({name: tensor.cpu() for name, tensor in open_handles(payload)})
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from trinity.algorithm.aggregate import LossScope
 from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.channel import WeightChannel
+from trinity.synchronizer.ipc import IPCChannel
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatch
 from trinity.trainer.backends.torch.rank_checkpoint import CheckpointParts
@@ -55,6 +56,7 @@ class TorchTrainRank(TorchTrainEngine, CheckpointParts):
         self, batch: TrainBatch, which: ModelRole, entropy: bool, plan: Sequence[MicroBatch]
     ) -> dict[str, Tensor]:
         """`forward` of this rank's rows."""
+        self._let_go_of_sent()
         return await self._run(lambda: self._forward(batch, which, entropy, plan))
 
     async def backward_planned(
@@ -66,6 +68,7 @@ class TorchTrainRank(TorchTrainEngine, CheckpointParts):
         scope: LossScope,
     ) -> Share:
         """`forward_backward` of this rank's rows."""
+        self._let_go_of_sent()
         return await self._run(lambda: self._backward(batch, objective, which, plan, scope))
 
     async def backward_from(
@@ -84,6 +87,11 @@ class TorchTrainRank(TorchTrainEngine, CheckpointParts):
             return await super().send_weights(version)
         await self._run(lambda: deque(self._sent_weights(), maxlen=0))
         return WeightTicket(version, "", "", None)
+
+    def _let_go_of_sent(self) -> None:
+        """Free the whole weights that an engine on this GPU read: it has, if there is work."""
+        if isinstance(self._channel, IPCChannel):
+            self._channel.let_go()
 
     async def close(self) -> None:
         try:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope
 from trinity.common.models.protocol import WeightTicket
+from trinity.synchronizer import ipc
 from trinity.trainer.backends.torch import updates
 from trinity.trainer.backends.torch.microbatch import MicroBatch, plan_micro_batches
 from trinity.trainer.backends.torch.rank import TorchTrainRank
@@ -89,7 +90,7 @@ class RankGroup:
 
     async def send_weights(self, version: int) -> WeightTicket:
         found: list[WeightTicket] = await self._all("send_weights", version)
-        return found[0]
+        return ipc.together(found)
 
     async def save(
         self,
