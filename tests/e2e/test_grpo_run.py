@@ -106,7 +106,12 @@ def test_the_monitor_has_the_documented_metrics(
 def test_each_part_has_its_log(finished: Command) -> None:
     logs = {path.name for path in (finished.job / "log").iterdir()}
     assert {"explorer.log", "trainer.log", "explorer_runner_0.log", "engine.log"} <= logs
-    assert "Step 4" in finished.log("explorer") and "Step 4" in finished.log("trainer")
+    assert {"synchronizer.log", "checkpoint_monitor.log"} <= logs
+    assert "explorer_experience_pipeline.log" in logs
+    assert any(name.startswith("queue_") for name in logs)
+    for part, metric in (("explorer", "rollout/reward/mean"), ("trainer", "actor/final_loss")):
+        steps = [line for line in finished.log(part).splitlines() if "Step 4: " in line]
+        assert any(metric in line for line in steps), part
 
 
 def test_the_folder_is_laid_out_as_documented(finished: Command) -> None:

@@ -324,8 +324,15 @@ async def test_sequential_runs_take_turns(closing):
     assert time.monotonic() - start > 0.4
 
 
-async def test_the_log_says_what_runners_do(closing, caplog, tmp_path):
-    pool = RunnerPool(lambda i, g: WorkflowRunner(i, EchoModel(0.3)), 1, 4, report_interval_s=0.1)
+async def test_log_and_screen_say_what_runners_do(closing, caplog, tmp_path):
+    said: list[str] = []
+    pool = RunnerPool(
+        lambda i, g: WorkflowRunner(i, EchoModel(0.3)),
+        1,
+        4,
+        report_interval_s=0.1,
+        say=said.append,
+    )
     pool._logger.propagate = True
     scheduler = closing(Scheduler(pool))
     await scheduler.prepare()
@@ -333,3 +340,4 @@ async def test_the_log_says_what_runners_do(closing, caplog, tmp_path):
         await collect(scheduler, [task() for _ in range(6)])
     pool._logger.propagate = False
     assert "Runner 0: 4 of 4 slots busy" in caplog.text and "2 units wait" in caplog.text
+    assert any("4 of 4 slots busy" in line for line in said)

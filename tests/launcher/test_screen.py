@@ -53,6 +53,28 @@ def test_plain_lines_end_with_the_last_state() -> None:
     assert out.getvalue().splitlines()[-1] == line
 
 
+def test_the_first_step_says_little_of_the_others() -> None:
+    shown, out = screen()
+    stage = StageSummary("run", "sft", "train", losses=[0.5])
+    shown.start_stage("run", stage, total_steps=8)
+    for step, seconds in ((1, 80.0), (2, 3.0), (3, 5.0)):
+        stage.steps = step
+        shown.report("trainer", step, {"time/step": seconds})
+    shown.end_stage()
+    assert "4.00 s/step" in out.getvalue() and " 20 s left" in out.getvalue()
+
+
+def test_a_narrow_screen_shows_whole_paths() -> None:
+    out = io.StringIO()
+    shown = Screen(Console(file=out, width=60, highlight=False))
+    stage = StageSummary("run", "grpo", "both", steps=2, reward_first=0.25, reward_last_5=0.5)
+    stage.eval_before = stage.eval_after = {"a/accuracy/mean@1": 0.75}
+    path = "/a" * 60
+    shown.final_table(RunSummary("p", "n", "/job", [stage]), [("model", path)])
+    assert path in out.getvalue()
+    assert "0.750" in out.getvalue() and "0.750 →" not in out.getvalue()
+
+
 def test_no_time_is_left_after_the_last_step() -> None:
     shown, out = screen()
     stage = StageSummary("run", "sft", "train", steps=9, losses=[0.5])

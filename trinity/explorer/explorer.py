@@ -17,6 +17,7 @@ from trinity.explorer.evaluation import summarize_eval
 from trinity.explorer.scheduler import BatchResult, BatchSource
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
+from trinity.utils.log import get_logger
 from trinity.utils.metrics import Metrics, prefix_metrics
 from trinity.utils.timer import timed
 
@@ -118,6 +119,7 @@ class Explorer:
     _failed_steps: int = 0
     _is_stopping: bool = False
     _finished_state: dict[str, object] | None = None
+    _synced_at: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self._keeper = EngineKeeper(self.engines, self.auxiliary, self.logger)
@@ -151,15 +153,22 @@ class Explorer:
                 self.logger.info("No tasks left after step %d.", self.step)
                 break
             self.step += 1
-            metrics: Metrics = {}
-            with timed(metrics, "explorer/time/step"):
-                result = await self._roll_out(tasks, metrics)
-                await self._write(result, metrics)
-                if not await self._sync_if_due(metrics):
-                    break
-            self.report("explorer", self.step, metrics)
+            rollout: Metrics = {}
+            sync: Metrics = {}
+            with timed(sync, "explorer/time/step"):
+                result = await self._roll_out(tasks, rollout)
+                await self._write(result, rollout)
+                self._tell(rollout)  # the sync may wait for a long training step
+                is_open = await self._sync_if_due(sync)
+            self._tell(sync)
+            if not is_open:
+                break
             await self._evaluate_if_due()
         await self._finish()
+
+    def _tell(self, metrics: Metrics) -> None:
+        self.report("explorer", self.step, metrics)
+        self.logger.info("Step %d: %s", self.step, metrics)
 
     def stop(self) -> None:
         """Start no further step."""
@@ -226,6 +235,9 @@ class Explorer:
         if ticket is not None:
             with timed(metrics, "explorer/time/sync_weight"):
                 await self.load(ticket)
+            now = time.perf_counter()
+            metrics["explore/time/sync_interval"] = now - self._synced_at
+            self._synced_at = now
         return is_open
 
     async def _due_ticket(self) -> tuple[WeightTicket | None, bool]:
@@ -279,7 +291,8 @@ class Explorer:
                 )
         self.version = ticket.version
         seconds = time.perf_counter() - start
-        self.logger.info("Weights of version %d loaded in %.3f s.", ticket.version, seconds)
+        for logger in (self.logger, get_logger("synchronizer")):
+            logger.info("Weights of version %d loaded in %.3f s.", ticket.version, seconds)
 
     async def _evaluate_if_due(self) -> None:
         every = self.settings.eval_interval

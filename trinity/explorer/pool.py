@@ -74,7 +74,8 @@ class RunnerPool:
         grace_s: Seconds past its deadline that a unit gets to be reported by its runner.
         start_concurrency: Runners that start at the same time.
         start_retries: Further attempts to start a runner.
-        report_interval_s: Seconds between two lines in the log on what each runner does; 0: none.
+        report_interval_s: Seconds between two lines on what each runner does; 0: none.
+        say: Shows these lines to the person at the screen; they are in the log besides.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class RunnerPool:
         start_concurrency: int = 8,
         start_retries: int = 2,
         report_interval_s: float = 0.0,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._make_runner = make_runner
         self._num_runners = num_runners
@@ -99,6 +101,7 @@ class RunnerPool:
         self._starting = asyncio.Semaphore(start_concurrency)
         self._start_attempts = start_retries + 1
         self._report_interval_s = report_interval_s
+        self._say = say
         self._hosts: dict[int, _Host] = {}
         self._waiting: list[_Ticket] = []
         self._background: set[asyncio.Task[None]] = set()
@@ -341,14 +344,13 @@ class RunnerPool:
             now = time.monotonic()
             for host in sorted(self._all, key=lambda host: host.index):
                 began = [ticket.deadline - ticket.limit_s for ticket in host.aboard.values()]
-                self._logger.info(
-                    "Runner %d: %d of %d slots busy, the longest for %.1f s; %d units wait.",
-                    host.index,
-                    len(began),
-                    self._slots,
-                    now - min(began, default=now),
-                    len(self._waiting),
+                longest = now - min(began, default=now)
+                text = (
+                    f"Runner {host.index}: {len(began)} of {self._slots} slots busy, the longest "
+                    f"for {longest:.1f} s; {len(self._waiting)} units wait."
                 )
+                self._logger.info(text)
+                self._say(text)
 
     def _replace(self, host: _Host) -> None:
         if self._hosts.get(host.index) is host:

@@ -27,6 +27,7 @@ from trinity.explorer.explorer import EvalTaskset
 from trinity.launcher.job import ResumePoint
 from trinity.launcher.plan import RunPlan
 from trinity.utils import actor
+from trinity.utils.log import get_logger
 
 _STATE_FILE = "buffer_state.json"
 _UNREAD_FILE = "unread_{index}.trxp"
@@ -193,7 +194,9 @@ def _pipeline(
             )
         )
     inputs = {name: _further_input(config, buffer) for name, buffer in settings.inputs.items()}
-    return ExperiencePipeline(operators, get_buffer_writer(output, storage), input_log, inputs)
+    logger = get_logger(f"{config.explorer.name}_experience_pipeline")
+    writer = get_buffer_writer(output, storage)
+    return ExperiencePipeline(operators, writer, input_log, inputs, logger)
 
 
 def _with_service(config: Config, operators: Sequence[OperatorConfig]) -> list[OperatorConfig]:

@@ -12,6 +12,7 @@ from trinity.checkpoint import layout
 from trinity.checkpoint.atomic import write_text
 from trinity.common.config import Config, derive
 from trinity.common.constants import Mode
+from trinity.utils.log import get_logger
 
 State = dict[str, object]
 Snapshot = Mapping[str, str | bytes]
@@ -90,6 +91,7 @@ class JobCheckpoints:
             write_text(self.job.path / name, str(text))
         layout.write_latest(self.job.path, step)
         layout.drop_old(self.job.path, self.keep)
+        get_logger("checkpoint_monitor").info("The checkpoint of step %d is complete.", step)
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,9 @@ class Job:
         if self.config.monitor.monitor_type == "tensorboard":
             hints.append(("look", f"tensorboard --logdir {self.folder.path}"))
         hints.append(("logs", self.plans[-1].config.log.save_dir))
-        if models:
+        if self._is_interrupted:
+            hints.append(("next", "the same command goes on from the last checkpoint"))
+        elif models:
             hints.append(
                 ("next", "load it: transformers.AutoModelForCausalLM.from_pretrained(<model>)")
             )

@@ -53,6 +53,7 @@ class Screen:
         self._total: int | None = None
         self._seconds: deque[float] = deque(maxlen=10)
         self._has_news = False
+        self._is_first_step = True
         self._started = self._printed_at = time.monotonic()
 
     def say(self, text: str, style: str = "") -> None:
@@ -69,6 +70,7 @@ class Screen:
         self._stage, self._total = stage, total_steps
         self._started = time.monotonic()
         self._seconds.clear()
+        self._is_first_step = True
         self.console.rule(Text(title))
         if self.console.is_terminal:
             self._live = Live(get_renderable=self._draw, console=self.console, refresh_per_second=4)
@@ -89,6 +91,9 @@ class Screen:
             self._say_eval(role, step, metrics)
             return
         if role == "trainer":
+            if self._is_first_step and self._seconds:  # it waited for all to start
+                self._seconds.clear()
+                self._is_first_step = False
             self._seconds.append(metrics.get("time/step", 0.0))
         self._has_news = True
         if self._live is None and time.monotonic() - self._printed_at >= _PLAIN_EVERY_S:

@@ -17,6 +17,7 @@ from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.preparation import Preparation
 from trinity.trainer.update import Updater
+from trinity.utils.log import get_logger
 from trinity.utils.metrics import Metrics
 from trinity.utils.timer import timed
 
@@ -94,6 +95,7 @@ class Trainer:
     _reading: "asyncio.Future[Sample] | None" = None
     _is_stopping: bool = False
     _step_ended_at: float = field(default_factory=time.perf_counter)
+    _published_at: float = field(default_factory=time.perf_counter)
 
     async def prepare(self, resume_from: Path | None = None) -> None:
         """Start the engine; with ``resume_from``, go on from that checkpoint folder."""
@@ -162,6 +164,7 @@ class Trainer:
 
     async def _train(self, experiences: list[Experience], metrics: Metrics) -> None:
         """One training step; a batch without a trained token changes nothing and says so."""
+        self.logger.info("Step %d: %d experiences.", self.step, len(experiences))
         with timed(metrics, "time/train_step"):
             batch = TrainBatch.from_experiences(experiences) if experiences else None
             if batch is None or batch.num_trained_tokens == 0:
@@ -187,8 +190,11 @@ class Trainer:
         with timed(metrics, "time/sync_weight"):
             ticket = await self.engine.send_weights(self.step)
             await self.board.publish(ticket)
-        self._published = self.step
-        self.logger.info("Weights of version %d are out.", self.step)
+        now = time.perf_counter()
+        metrics["time/trainer_sync_interval"] = now - self._published_at
+        self._published, self._published_at = self.step, now
+        for logger in (self.logger, get_logger("synchronizer")):
+            logger.info("Weights of version %d are out.", self.step)
 
     async def _save_if_due(self, metrics: Metrics) -> None:
         every = self.settings.save_interval
@@ -229,7 +235,9 @@ class Trainer:
 
     def _report(self, metrics: Metrics) -> None:
         now = time.perf_counter()
-        metrics["time/step"] = now - self._step_ended_at
+        metrics["time/step"] = metrics["perf/time_per_step"] = now - self._step_ended_at
+        if "perf/total_num_tokens" in metrics:
+            metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / metrics["time/step"]
         self._step_ended_at = now
         self.report("trainer", self.step, metrics)
         self.logger.info("Step %d: %s", self.step, metrics)

@@ -14,6 +14,8 @@ DOUBTFUL = [
     ),
     ({"trainer.max_token_len_per_gpu": 64}, "may not fit"),
     ({"model.temperature": 0}, "teach nothing"),
+    ({"model.top_p": 0.9}, "(top_p 0.9)"),
+    ({"model.top_p": 0.9, "model.top_k": 20}, "top_p 0.9 and top_k 20"),
     (
         {"buffer.trainer_input.experience_buffer": {"replay_buffer": {"enable": True}}},
         "reuse_cooldown_time",

@@ -1,6 +1,7 @@
 """What happens to the experiences of a step between the explorer and the buffer."""
 
 import inspect
+import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ class ExperiencePipeline:
         writer: Where the result goes.
         input_log: Where experiences are kept as the explorer made them; None: nowhere.
         inputs: Further sources by name. All that is in them when a step comes is added to it.
+        logger: Told what became of each step.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class ExperiencePipeline:
         writer: BufferWriter,
         input_log: BufferWriter | None = None,
         inputs: Mapping[str, BufferReader] | None = None,
+        logger: logging.Logger | None = None,
     ) -> None:
         self.operators = list(operators)
         self.writer = writer
         self.input_log = input_log
         self._open_inputs = dict(inputs or {})
+        self._logger = logger or logging.getLogger(__name__)
         self._is_open = False
 
     async def prepare(self) -> None:
@@ -72,6 +76,7 @@ class ExperiencePipeline:
         found["filtered_count"] = float(max(0, len(experiences) - len(kept)))
         found |= {f"buffer/{name}": value for name, value in waiting.items()}
         feedback = found.pop(SELECTOR_METRIC, None)
+        self._logger.info("%d experiences in, %d out.", len(experiences), len(kept))
         named = {f"{_PREFIX}/{name}": value for name, value in (found | times).items()}
         return named if feedback is None else {**named, SELECTOR_METRIC: feedback}
 

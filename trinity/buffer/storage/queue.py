@@ -5,7 +5,6 @@ methods with `_batch` carry bytes.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
@@ -19,9 +18,8 @@ from trinity.buffer.storage.priority import PRIORITY_FUNC
 from trinity.common.config.buffer import ReplayBufferConfig
 from trinity.common.errors import DeadlineError
 from trinity.common.experience import Experience, deserialize_many, serialize_many
+from trinity.utils.log import get_logger
 from trinity.utils.metrics import Metrics
-
-_log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
@@ -51,6 +49,7 @@ class QueueStorage(Storage):
         clock: Clock = time.monotonic,
     ) -> None:
         self.name = name
+        self._log = get_logger(f"queue_{name}")
         self._capacity = capacity
         self._journal = journal
         self._replay = replay if replay is not None and replay.enable else None
@@ -79,6 +78,7 @@ class QueueStorage(Storage):
 
     async def prepare(self) -> None:
         """Open the journal."""
+        self._log.info("Room for %d experiences.", self._capacity)
         if self._journal is not None:
             await asyncio.to_thread(self._journal.open, self._run)
 
@@ -94,6 +94,8 @@ class QueueStorage(Storage):
         async with self._changed:
             self._num_writers -= 1
             self._is_closed = self._num_writers <= 0
+            if self._is_closed:
+                self._log.info("The last writer is done: %s.", self._metrics())
             self._changed.notify_all()
             return self._num_writers
 
@@ -221,6 +223,7 @@ class QueueStorage(Storage):
 
     def _drop(self, ids: Sequence[int], reason: str) -> None:
         self._counts["dropped"] += len(ids)
+        self._log.debug("%d experiences dropped: %s.", len(ids), reason)
         self._note(Event("drop", self._reads, tuple(ids), reason=reason))
 
     def _note(self, event: Event) -> None:
@@ -292,7 +295,7 @@ class QueueStorage(Storage):
         if all(here.get(key) == value for key, value in state.items()):
             return
         if self._journal is None and "unread" not in state:
-            _log.warning(
+            self._log.warning(
                 "The queue %r has no path, so what was read after the checkpoint can't come back.",
                 self.name,
             )

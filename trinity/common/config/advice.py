@@ -74,6 +74,21 @@ def _greedy(case: Case) -> Iterator[str]:
             )
 
 
+def _cut(case: Case) -> Iterator[str]:
+    if not case.config.mode.pairs:
+        return
+    for index, taskset in enumerate(case.config.buffer.explorer_input.tasksets):
+        args = taskset.rollout_args
+        cuts = [f"top_p {args.top_p}"] if (args.top_p or 1.0) < 1.0 else []
+        cuts += [f"top_k {args.top_k}"] if (args.top_k or -1) > 0 else []
+        if cuts:
+            yield (
+                f"{INPUT}.tasksets.{index} samples from a part of the distribution "
+                f"({' and '.join(cuts)}), while log-probabilities are those of the whole: samples "
+                "do not quite follow the policy that is trained. Use `top_p: 1` and `top_k: -1`."
+            )
+
+
 def _replay(case: Case) -> Iterator[str]:
     buffer = case.config.buffer.trainer_input.experience_buffer
     if buffer is None or not buffer.replay_buffer.enable:
@@ -105,6 +120,7 @@ _ALL: tuple[Callable[[Case], Iterator[str]], ...] = (
     _micro_batch,
     _long_rows,
     _greedy,
+    _cut,
     _replay,
     _eval,
     _critic_of_another,

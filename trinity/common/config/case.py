@@ -12,6 +12,9 @@ from trinity.common.config.nearest import nearest
 from trinity.common.config.root import Config
 from trinity.common.errors import Problem
 
+_MAX_LISTED = 12
+"""Names of a registry that are all shown beside the nearest one."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -49,11 +52,14 @@ class Case:
         if not name or not names or "." in name or name in names or name in also:
             return
         close = nearest(name, names)
-        guess = f"Did you mean `{close}`? " if close else ""
-        fix = (
-            f"{guess}Known: {', '.join(sorted(names))}. For one of your own, pass its folder "
-            "with --plugin-dir, or name it by path: `my_package.my_module.Name`."
+        parts = [f"Did you mean `{close}`?"] if close else []
+        if not close or len(names) <= _MAX_LISTED:
+            parts.append(f"Known: {', '.join(sorted(names))}.")
+        parts.append(
+            "For one of your own, pass its folder with --plugin-dir, or name it by path: "
+            "`my_package.my_module.Name`."
         )
+        fix = " ".join(parts)
         yield self.problem(key, f"No {KINDS[registry]} is called {name!r}.", fix)
 
 
