@@ -159,7 +159,13 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _add_product_inplace(total_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
-    """Add ``grad.T @ hidden``, some rows at a time: the product is never there as a whole."""
+    """Add ``grad.T @ hidden``, on a CPU some rows at a time: the product is never there as a whole.
+
+    On a GPU rows that begin at odd places would take kernels of a third of the speed.
+    """
+    if total_VD.is_cuda:
+        total_VD.add_(grad_CV.t() @ hidden_CD)
+        return
     step = max(1, 16 * _CACHE_ELEMENTS // hidden_CD.shape[1])
     for first in range(0, len(total_VD), step):
         now = slice(first, first + step)

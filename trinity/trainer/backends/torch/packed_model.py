@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from trinity.trainer.backends.torch.sharding import Ranks
 
 
-#: Of packed tokens: matrix products of an odd number of them take kernels that are half as fast.
-_GPU_MULTIPLE = 64
-
-
 @dataclass(frozen=True)
 class TokenOutputs:
     """What a model says of the trained tokens of a micro-batch; tensors [M]."""
@@ -176,8 +172,7 @@ class PackedModel(ABC):
 
     def pack(self, batch: TrainBatch) -> PackedRows:
         """The rows of ``batch`` as one."""
-        is_filled = self.device.type == "cuda" and PIXELS not in batch
-        packed = pack_rows(batch, self.shares_prefixes, _GPU_MULTIPLE if is_filled else 1)
+        packed = pack_rows(batch, self.shares_prefixes)
         if PIXELS in batch:
             packed.images = pack_images(batch, packed.segments, self.model.config.image_token_id)
         return packed

@@ -108,11 +108,8 @@ class TrainedTokens:
         return flat.view(len(batch), width)
 
 
-def pack_rows(batch: TrainBatch, shares_prefixes: bool = True, multiple: int = 1) -> PackedRows:
-    """Pack the rows that have a trained token, each up to the last that predicts one.
-
-    Tokens that nobody reads fill the row up to a multiple of ``multiple``.
-    """
+def pack_rows(batch: TrainBatch, shares_prefixes: bool = True) -> PackedRows:
+    """Pack the rows that have a trained token, each up to the last that predicts one."""
     tokens = [row.numpy() for row in batch.row_tokens()]
     mask_BT = batch["action_mask"].numpy()
     prompt_length_B = batch["prompt_length"].tolist()
@@ -120,7 +117,7 @@ def pack_rows(batch: TrainBatch, shares_prefixes: bool = True, multiple: int = 1
     rows = [b for b in range(len(batch)) if len(columns[b])]
     kept = {b: tokens[b][: prompt_length_B[b] + columns[b][-1]] for b in rows}
     roots = _trees(batch, rows, kept) if shares_prefixes else {b: Segment(kept[b], 0) for b in rows}
-    segments = _filled(_place(roots, rows), multiple)
+    segments = _place(roots, rows)
     source = [_packed_index(roots[b], prompt_length_B[b] + columns[b] - 1) for b in rows]
     target = [tokens[b][prompt_length_B[b] + columns[b]] for b in rows]
     return PackedRows(
@@ -136,15 +133,6 @@ def pack_rows(batch: TrainBatch, shares_prefixes: bool = True, multiple: int = 1
             column=_long(np.concatenate([columns[b] for b in rows])),
         ),
     )
-
-
-def _filled(segments: list[Segment], multiple: int) -> list[Segment]:
-    """Segments whose tokens are a multiple of ``multiple``, by one more that sees itself alone."""
-    end = segments[-1].offset + len(segments[-1].tokens)
-    missing = -end % multiple
-    if not missing:
-        return segments
-    return [*segments, Segment(np.zeros_like(segments[-1].tokens, shape=missing), 0, offset=end)]
 
 
 def pack_images(batch: TrainBatch, segments: Sequence[Segment], image_token: int) -> PackedImages:
