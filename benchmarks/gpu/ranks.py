@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.ranks
 
 FSDP2 over the GPUs that are here, a 0.6B-shaped model in bf16; ranks are processes as in a run.
+Where the time of a late step goes lies beside the results, as ranks_profile_<rank>.txt.
 """
 
 import asyncio
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.common import model_folder, write
+from benchmarks.gpu.common import RESULTS, model_folder, write
 from benchmarks.gpu.train import PPO, batch_of
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
@@ -25,11 +27,13 @@ from trinity.trainer.backends.torch.rank import TorchTrainRank
 from trinity.trainer.backends.torch.rank_group import RankGroup
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
 from trinity.trainer.backends.torch.sharding import RankSettings
+from trinity.trainer.backends.torch.updates import Share
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainEngine
 from trinity.utils import actor
 
 NAMESPACE = "benchmark"
+NUM_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,12 @@ class Steps:
     Args:
         figures: Loss and gradient norm of each.
         seconds: The median of a step, the first two left out.
+        each: Seconds of each step.
     """
 
     figures: list[tuple[float, float]]
     seconds: float
+    each: list[float]
 
     def norm_difference(self, other: "Steps", until: int | None = None) -> float:
         """The largest relative one between the gradient norms of the first steps."""
@@ -53,6 +59,27 @@ class Steps:
         """The largest one between the losses of the first steps."""
         pairs = zip(self.figures[:until], other.figures[:until], strict=True)
         return max(abs(a[0] - b[0]) for a, b in pairs)
+
+
+class ProfiledRank(TorchTrainRank):
+    """Writes down where the time of one late pass goes."""
+
+    _num_passes = 0
+
+    def _backward(self, *args: Any) -> Share:
+        self._num_passes += 1
+        if self._num_passes < NUM_STEPS:
+            return super()._backward(*args)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+            share = super()._backward(*args)
+            torch.cuda.synchronize()
+        tables = [
+            found.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=80)
+            for key in ("cuda_time_total", "self_cpu_time_total")
+        ]
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"ranks_profile_{self._rank.rank}.txt").write_text("\n".join(tables))
+        return share
 
 
 def a_batch() -> TrainBatch:
@@ -71,7 +98,7 @@ async def steps(engine: TrainEngine, num_steps: int) -> Steps:
         seconds.append(time.perf_counter() - start)
         figures.append((metrics["actor/final_loss"], metrics["actor/grad_norm"]))
     await engine.close()
-    return Steps(figures, statistics.median(seconds[2:]))
+    return Steps(figures, statistics.median(seconds[2:]), seconds)
 
 
 def settings_of() -> TorchEngineSettings:
@@ -116,8 +143,8 @@ async def in_ranks(
 
 
 async def measure(num_ranks: int) -> dict[str, object]:
-    wanted = await alone(4)
-    found = await in_ranks(TorchTrainRank, settings_of(), num_ranks, 4)
+    wanted = await alone(NUM_STEPS)
+    found = await in_ranks(ProfiledRank, settings_of(), num_ranks, NUM_STEPS)
     return {
         "num_ranks": num_ranks,
         "one_rank_loss_and_norm": wanted.figures,
@@ -126,6 +153,8 @@ async def measure(num_ranks: int) -> dict[str, object]:
         "max_loss_difference": found.loss_difference(wanted),
         "speed_up": wanted.seconds / found.seconds,
         "step_s_of_one": wanted.seconds,
+        "steps_s_of_one": wanted.each,
+        "steps_s_of_ranks": found.each,
     }
 
 

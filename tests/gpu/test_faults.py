@@ -183,7 +183,12 @@ def _nccl_config(toy, folder, **changes):
         trainer__dtype="bfloat16",
         trainer__use_torch_compile=False,
         algorithm__optimizer={"lr": 1e-3, "lr_scheduler_type": "constant"},
-        synchronizer={"sync_method": "nccl", "sync_interval": 1, "sync_timeout": 120},
+        synchronizer={
+            "sync_method": "nccl",
+            "sync_interval": 1,
+            "sync_timeout": 120,
+            "delta": True,
+        },
         **changes,
     )
 
@@ -208,6 +213,25 @@ def test_a_killed_engine_comes_back_with_the_right_weights(toy, tmp_path):
     kept = scalars(run.job, "trainer")
     assert kept["sample/model_version/mean"] == list(range(12))
     assert max(map(abs, kept["actor/ppo_kl"])) < 0.02, kept["actor/ppo_kl"]
+
+
+@TWO_GPUS
+def test_engines_and_trainer_take_turns_on_two_gpus(toy, tmp_path):
+    config = toy.config(
+        tmp_path,
+        mode="colocate",
+        cluster__gpu_per_node=2,
+        explorer__rollout_model={**VLLM, "engine_num": 2},
+        trainer__dtype="bfloat16",
+        algorithm__optimizer={"lr": 1e-3, "lr_scheduler_type": "constant"},
+    )
+    with trinity_run(config, plugins=toy.plugins, env=_kept_environment()) as run:
+        run.succeed()
+        assert run.remaining(grace_s=10) == []
+    assert scalars(run.job, "explorer")["rollout/model_version"] == [0, 1, 2]
+    kept = scalars(run.job, "trainer")
+    assert max(map(abs, kept["actor/ppo_kl"])) < 0.02, kept["actor/ppo_kl"]
+    assert min(kept["actor/grad_norm"]) > 0
 
 
 @TWO_GPUS
