@@ -188,7 +188,7 @@ class RunPlan:
     def step_text(self, total_steps: int | None = None) -> str:
         """What makes a step, in one line."""
         config = self.config
-        steps = f", {total_steps} steps" if total_steps else ""
+        steps = f", {total_steps} step{'s' * (total_steps > 1)}" if total_steps else ""
         if not config.mode.explores:
             return f"a step: {config.buffer.train_batch_size} rows{steps}"
         repeat = config.algorithm.repeat_times or 1
