@@ -74,28 +74,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--only", choices=["trinity", "trl"], help="leave the other out")
     args = parser.parse_args()
     gpus, model = visible_gpus(), model_folder("0.5b", args.tokenizer)
     found: dict[str, dict[str, object]] = {}
     result: dict[str, object] = {"prompts": NUM_PROMPTS, "samples": NUM_SAMPLES}
     result["new_tokens"] = NEW_TOKENS
 
+    def ours(folder: Path) -> None:
+        found["trinity"] = with_trinity(model, args.steps, folder)
+        write("gpu_grpo", {**result, **found})
+
     def theirs(folder: Path) -> None:
         found["trl"] = with_trl(model, args.steps, folder, gpus[-1])
         write("gpu_grpo", {**result, **found})
 
     with run_folder("grpo_trinity") as one, run_folder("grpo_trl") as other:
-        thread = threading.Thread(target=theirs, args=(other,))
-        if len(gpus) > 1:
+        jobs = {"trinity": lambda: ours(one), "trl": lambda: theirs(other)}
+        wanted = [job for name, job in jobs.items() if args.only in (None, name)]
+        threads = [threading.Thread(target=job) for job in wanted]
+        for thread in threads:
             thread.start()
-        found["trinity"] = with_trinity(model, args.steps, one)
-        write("gpu_grpo", {**result, **found})
-        if len(gpus) == 1:
-            thread.start()
-        thread.join()
-    ours, rate = found["trinity"]["samples_per_second"], found["trl"].get("samples_per_second")
-    if isinstance(ours, float) and isinstance(rate, float):
-        result["times_trl"] = ours / rate
+            if len(gpus) == 1:
+                thread.join()
+        for thread in threads:
+            thread.join()
+    own = found.get("trinity", {}).get("samples_per_second")
+    rate = found.get("trl", {}).get("samples_per_second")
+    if isinstance(own, float) and isinstance(rate, float):
+        result["times_trl"] = own / rate
     write("gpu_grpo", {**result, **found})
 
 
