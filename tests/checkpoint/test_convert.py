@@ -50,6 +50,19 @@ def test_all_checkpoints_of_a_job_are_converted_once(tmp_path, tied):
         assert "global_step_20" not in again.output
 
 
+def test_jobs_are_found_however_deep_they_lie(tmp_path):
+    base = model_folder(tmp_path / "base")
+    jobs = [tmp_path / "root/project/a", tmp_path / "root/project/b/rft", tmp_path / "root/other"]
+    for job in jobs:
+        checkpoint(job, 1, base)
+    (jobs[0] / "global_step_x").mkdir()
+    result = CliRunner().invoke(app, ["convert", "-c", str(tmp_path / "root")])
+    assert result.exit_code == 0, result.output
+    assert "[3/3]" in result.output
+    for job in jobs:
+        assert (job / "global_step_1/actor/huggingface/model.safetensors").is_file()
+
+
 def test_a_missing_config_needs_the_base_model(tmp_path):
     base = model_folder(tmp_path / "base")
     checkpoint(tmp_path, 1, base)
@@ -83,12 +96,18 @@ def test_no_checkpoint_at_all(tmp_path):
     assert CliRunner().invoke(app, ["convert", "-c", str(tmp_path)]).exit_code == 1
 
 
-def test_megatron_layers_are_unstacked(tmp_path):
-    base = model_folder(tmp_path / "base", tie_word_embeddings=False, dtype="float32")
+@pytest.mark.parametrize("tied", [True, False])
+def test_megatron_layers_are_unstacked_and_padding_of_the_vocabulary_is_cut(tmp_path, tied):
+    shape = {"tie_word_embeddings": tied, "attention_bias": tied}
+    base = model_folder(tmp_path / "base", dtype="float32", **shape)
     model = checkpoint(tmp_path, 1, base)
     actor = tmp_path / "global_step_1" / "actor"
     (actor / layout.shard_name("model", 1, 0)).unlink()
-    dcp.save(as_megatron(model), checkpoint_id=str(actor / "dist_ckpt"), no_dist=True)
+    weights = as_megatron(model)
+    weights["embedding.word_embeddings.weight"] = torch.nn.functional.pad(
+        weights["embedding.word_embeddings.weight"], (0, 0, 0, 31), value=7.0
+    )
+    dcp.save(weights, checkpoint_id=str(actor / "dist_ckpt"), no_dist=True)
     outcome = convert(tmp_path / "global_step_1")
     assert (outcome.status, outcome.message) == ("converted", "from Megatron")
     torch.testing.assert_close(logits(actor / "huggingface"), model(TOKENS).logits)
@@ -100,18 +119,29 @@ def as_megatron(model) -> dict[str, torch.Tensor]:
     config = model.config
     groups, size = config.num_key_value_heads, config.head_dim
 
-    def qkv(attention) -> torch.Tensor:
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        blocks = [p.weight.view(groups, -1, size, config.hidden_size) for p in parts]
+    def qkv(attention, kind: str = "weight") -> torch.Tensor:
+        parts = [getattr(attention, f"{name}_proj") for name in "qkv"]
+        tensors = [getattr(part, kind) for part in parts]
+        blocks = [t.view(groups, -1, size, *t.shape[1:]) for t in tensors]
         return torch.cat(blocks, dim=1).flatten(0, 2)
 
     def stack(pick) -> torch.Tensor:
         return torch.stack([pick(layer) for layer in layers]).detach()
 
+    rest = {} if config.tie_word_embeddings else {"output_layer.weight": model.lm_head.weight}
+    if config.attention_bias:
+        rest |= {
+            "decoder.layers.self_attention.linear_qkv.bias": stack(
+                lambda x: qkv(x.self_attn, "bias")
+            ),
+            "decoder.layers.self_attention.linear_proj.bias": stack(
+                lambda x: x.self_attn.o_proj.bias
+            ),
+        }
     return {
+        **{name: weight.detach() for name, weight in rest.items()},
         "embedding.word_embeddings.weight": model.model.embed_tokens.weight.detach(),
         "decoder.final_layernorm.weight": model.model.norm.weight.detach(),
-        "output_layer.weight": model.lm_head.weight.detach(),
         "decoder.layers.self_attention.linear_qkv.weight": stack(lambda x: qkv(x.self_attn)),
         "decoder.layers.self_attention.linear_qkv.layer_norm_weight": stack(
             lambda x: x.input_layernorm.weight

@@ -2,6 +2,7 @@
 
 For the dense Llama family (Llama, Qwen2, Qwen3, Mistral). Layers lie stacked along the first axis,
 query, key and value of a head group side by side, gate and up projection one above the other.
+Tables of tokens have rows beyond the vocabulary, to suit the number of ranks: these are left out.
 """
 
 import re
@@ -19,6 +20,7 @@ _OUTER = {
     "decoder.final_layernorm.weight": "model.norm.weight",
     "output_layer.weight": "lm_head.weight",
 }
+_TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")
 _INNER = {
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
     "self_attention.linear_proj.bias": "self_attn.o_proj.bias",
@@ -44,7 +46,8 @@ def load_dist_checkpoint(folder: Path, config: Mapping[str, object]) -> dict[str
     for name, tensor in _read(folder).items():
         plain = re.sub(r"^(model\.|module\.)+", "", name)
         if plain in _OUTER:
-            weights[_OUTER[plain]] = tensor
+            is_table = plain in _TABLES
+            weights[_OUTER[plain]] = _without_padding(tensor, config) if is_table else tensor
             continue
         match = _LAYER.fullmatch(plain)
         if match is None:
@@ -65,6 +68,11 @@ def _read(folder: Path) -> dict[str, Tensor]:
             wanted[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     dcp.load(wanted, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
     return wanted
+
+
+def _without_padding(table: Tensor, config: Mapping[str, object]) -> Tensor:
+    vocabulary = int(str(config.get("vocab_size") or len(table)))
+    return table[:vocabulary].clone() if vocabulary < len(table) else table
 
 
 def _layer_weights(name: str, tensor: Tensor, config: Mapping[str, object]) -> dict[str, Tensor]:

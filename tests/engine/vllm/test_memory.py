@@ -1,10 +1,10 @@
 """Too little memory on a GPU: the setting that is named, and the value that would do."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
+from tests.shapes import LLAMA_8B, shape_folder
 from trinity.engine.vllm.memory import GPUMemory, too_little_free, too_small
 from trinity.engine.vllm.settings import VLLMEngineSettings
 
@@ -14,12 +14,7 @@ CARD = GPUMemory(free=30 * GIB, total=80 * GIB)
 
 @pytest.fixture
 def settings(tmp_path):
-    config = {
-        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return VLLMEngineSettings(str(tmp_path), max_model_len=8192)
+    return VLLMEngineSettings(shape_folder(tmp_path, LLAMA_8B), max_model_len=8192)
 
 
 def test_what_others_hold_lowers_the_share(settings):

@@ -100,6 +100,11 @@ async def test_the_critic_learns_and_comes_back(tmp_path):
         (await other.forward(batch, "critic"))["values"],
         (await engine.forward(batch, "critic"))["values"],
     )
+    steps = []
+    for run in (engine, other):
+        metrics = await run.forward_backward(batch, ValueObjective(10.0), which="critic")
+        steps.append(metrics | await run.optim_step("critic"))
+    assert steps[0] == steps[1]
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """What is advised when a GPU has no memory left (seen on a GPU: tests/gpu/test_faults.py)."""
 
-import json
-
 import pytest
 
+from tests.shapes import QWEN_1_5B, shape_folder
+from trinity.common.config.shape import find_shape
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.out_of_memory import _fewer_tokens, _less_kept, _tokens_in
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
@@ -13,12 +13,7 @@ GIB = 2**30
 
 @pytest.fixture
 def folder(tmp_path):
-    config = {
-        "hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12,
-        "num_key_value_heads": 2, "intermediate_size": 8960, "vocab_size": 151936,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return str(tmp_path)
+    return shape_folder(tmp_path, {**QWEN_1_5B, "tie_word_embeddings": False})
 
 
 def asking(folder, tokens, **changes):
@@ -30,7 +25,7 @@ def test_as_many_tokens_are_advised_as_fit(folder):
     fitting = int(text.split("from 65536 to ")[1].split(".")[0])
     assert fitting % 256 == 0 and 8192 <= fitting <= 16384
     assert "enable_gradient_checkpointing" in text
-    more = _tokens_in(40 * GIB, _shape(folder), asking(folder, 1, gradient_checkpointing=True))
+    more = _tokens_in(40 * GIB, find_shape(folder), asking(folder, 1, gradient_checkpointing=True))
     assert more > 4 * fitting
 
 
@@ -44,9 +39,3 @@ def test_other_settings_where_no_token_fits(folder):
     assert "optimizer_offload: true, which frees" in text and "max_token_len" not in text
     rest = _less_kept(asking(folder, 1, optimizer_offload=True, gradient_checkpointing=True))
     assert "offload" not in rest and "gpu_per_node" in rest
-
-
-def _shape(folder):
-    from trinity.common.config.shape import find_shape
-
-    return find_shape(folder)

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from tests.trainer.toy import model_folder
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
-from trinity.trainer.backends.torch.rank_group import split_rows, writing_turns
+from trinity.trainer.backends.torch.rank_group import RankGroup, split_rows, writing_turns
 from trinity.trainer.backends.torch.sequence_parallel import check_heads
 
 pytestmark = pytest.mark.slow
@@ -35,7 +36,11 @@ async def test_ranks_compute_what_one_process_does(tmp_path, world_size, shares_
     wanted = await grpo(single, range(3))
     with rank_group(given, world_size) as group:
         await group.prepare()
-        assert_same(await grpo(group, range(3)), wanted, 5e-6)
+        own = await grpo(group, range(3))
+        assert_same(own, wanted, 5e-6)
+        for name in ("actor/final_loss", "actor/grad_norm"):
+            for found, alone in zip(own, wanted, strict=True):
+                assert found[name] == pytest.approx(alone[name], rel=1e-6, abs=1e-6), name
         found = await group.forward(rows(7), "actor", True)
         alone = await single.forward(rows(7), "actor", True)
         found |= {"ref": (await group.forward(rows(7), "ref"))["logprob"]}
@@ -89,6 +94,48 @@ def test_writers_of_a_checkpoint_take_turns():
     assert writing_turns("single_node", hosts) == [[0, 1], [2]]
     assert writing_turns("single_process", hosts) == [[0], [1], [2]]
     assert writing_turns("single_thread", hosts) == [[0], [1], [2]]
+
+
+class Writing:
+    """A rank that only notes how many write at the same time."""
+
+    now, most = 0, 0
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    async def address(self) -> str:
+        return f"{self._host}:1"
+
+    async def nothing(self, *args: object) -> None: ...
+
+    join = hold_states = begin_checkpoint = finish_checkpoint = nothing
+
+    async def write_part(self, path: object) -> None:
+        Writing.now += 1
+        Writing.most = max(Writing.most, Writing.now)
+        await asyncio.sleep(0.01)
+        Writing.now -= 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "at_once", "threads"),
+    [
+        ("unrestricted", 4, 4),
+        ("single_node", 2, 4),
+        ("single_process", 1, 4),
+        ("single_thread", 1, 1),
+    ],
+)
+async def test_each_save_strategy_bounds_who_writes_at_once(strategy, at_once, threads):
+    given = settings("model", save_strategy=strategy)
+    Writing.most = 0
+    group = RankGroup([Writing(host) for host in "aabb"], given)
+    await group.prepare()
+    await group.save("job/global_step_1")
+    await group.wait_saved()
+    assert Writing.most == at_once
+    assert TorchTrainEngine(given)._writer._num_threads == threads
 
 
 def test_heads_that_ranks_cannot_share_are_refused_with_the_numbers():

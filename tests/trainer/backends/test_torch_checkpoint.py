@@ -23,24 +23,32 @@ async def trained(engine: TorchTrainEngine, steps: range) -> list[dict[str, floa
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_a_resumed_run_equals_the_unbroken_one_bitwise(tmp_path, dtype):
+async def test_a_run_resumed_at_any_step_equals_the_unbroken_one_bitwise(tmp_path, dtype):
     folder = model_folder(tmp_path / "model")
     whole = TorchTrainEngine(settings(folder, dtype=dtype))
     await whole.prepare()
-    await trained(whole, range(2))
-    await whole.save(tmp_path / "job" / "global_step_2")
-    wanted = await trained(whole, range(2, 5))
+    wanted = []
+    for step in range(4):
+        await whole.save(tmp_path / f"job/global_step_{step}")  # goes on while the next step runs
+        wanted += await trained(whole, range(step, step + 1))
     await whole.wait_saved()
-    resumed = TorchTrainEngine(settings(folder, dtype=dtype, seed=7))
-    await resumed.prepare()
-    await resumed.load(tmp_path / "job" / "global_step_2")
-    assert await trained(resumed, range(2, 5)) == wanted
-    for (name, a), (_, b) in zip(
-        whole._trained("actor").optimizer.weights.masters.items(),
-        resumed._trained("actor").optimizer.weights.masters.items(),
-        strict=True,
-    ):
-        assert torch.equal(a, b), name
+    end = state_of(whole)
+    for step in range(4):
+        resumed = TorchTrainEngine(settings(folder, dtype=dtype, seed=7))
+        await resumed.prepare()
+        await resumed.load(tmp_path / f"job/global_step_{step}")
+        assert await trained(resumed, range(step, 4)) == wanted[step:]
+        for (name, own), (_, other) in zip(state_of(resumed).items(), end.items(), strict=True):
+            assert torch.equal(own, other), (step, name)
+
+
+def state_of(engine: TorchTrainEngine) -> dict[str, torch.Tensor]:
+    """Masters and their moments."""
+    optimizer = engine._trained("actor").optimizer
+    found = {name: master.detach().clone() for name, master in optimizer.weights.masters.items()}
+    for index, entry in optimizer.state_dict()["state"].items():
+        found |= {f"{index}.{key}": value.clone() for key, value in entry.items()}
+    return found
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -102,6 +110,10 @@ async def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
     await other.prepare()
     with pytest.raises(ValueError, match="another architecture: model"):
         await other.load(tmp_path / "global_step_1")
+    fewer = TorchTrainEngine(settings(model_folder(tmp_path / "c", num_hidden_layers=1)))
+    await fewer.prepare()
+    with pytest.raises(ValueError, match=r"its model.layers.1\.\S+ is not in the model"):
+        await fewer.load(tmp_path / "global_step_1")
 
 
 async def test_weights_only_leaves_the_optimizer_new(tmp_path):

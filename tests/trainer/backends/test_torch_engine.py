@@ -4,6 +4,7 @@ from torch import Tensor
 
 from tests.trainer.toy import groups, model_folder, multi_turn, plain_model
 from trinity.common.experience import EID, Experience
+from trinity.trainer.backends.torch import head
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.optimizer import OptimizerSettings
@@ -92,6 +93,33 @@ async def test_logprobs_and_entropy_equal_plain_ones(tmp_path):
     wanted = plain_outputs(plain_model(folder), batch)
     torch.testing.assert_close(found["logprob"], wanted["logprob"], rtol=1e-5, atol=2e-6)
     torch.testing.assert_close(found["entropy"], wanted["entropy"], rtol=1e-5, atol=2e-6)
+
+
+async def test_the_reference_stays_the_model_as_it_was_at_first(tmp_path):
+    folder = model_folder(tmp_path / "model")
+    batch = TrainBatch.from_experiences(groups())
+    engine = TorchTrainEngine(settings(folder))
+    await engine.prepare()
+    await engine.forward_backward(batch, GRPO)
+    await engine.optim_step()
+    found = (await engine.forward(batch, "ref"))["logprob"]
+    wanted = plain_outputs(plain_model(folder), batch)["logprob"]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
+    assert not torch.allclose((await engine.forward(batch))["logprob"], wanted, atol=1e-3)
+
+
+async def test_an_output_layer_in_many_chunks_gives_the_gradient_of_the_whole(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(head, "_CHUNK_ELEMENTS", 97 * 7)  # 7 tokens; some rows have more
+    folder = model_folder(tmp_path / "model")
+    batch = TrainBatch.from_experiences(groups())
+    loss, wanted = plain_gradient(folder, batch, GRPO)
+    engine = TorchTrainEngine(settings(folder))
+    await engine.prepare()
+    metrics = await engine.forward_backward(batch, GRPO)
+    assert metrics["actor/final_loss"] == pytest.approx(loss, rel=1e-6, abs=2e-7)
+    assert_close(gradients(engine), wanted)
 
 
 SPARING = {

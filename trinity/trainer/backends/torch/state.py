@@ -205,6 +205,12 @@ def _check_same(weights: Weights, reader: ShardReader, folder: Path) -> None:
             f"{folder} is of another architecture: it has no {missing[0]} "
             f"({len(missing)} of {len(shapes)} parameters are missing)."
         )
+    unknown = sorted(set(saved) - set(weights.state_dict()))
+    if unknown:
+        raise ValueError(
+            f"{folder} is of another architecture: its {unknown[0]} is not in the model "
+            f"({len(unknown)} of {len(saved)} weights are not)."
+        )
     for name, shape in shapes.items():
         if shape != saved[name]:
             raise ValueError(
