@@ -1,25 +1,14 @@
 """The numbers `trinity explain` shows."""
 
-import json
-
 import pytest
 
 from tests.common.config.files import with_edits
+from tests.shapes import QWEN_1_5B, shape_folder
 from trinity.common.config import Config, derive, split_gpus
 from trinity.common.config.arithmetic import arithmetic_of, max_staleness
 from trinity.common.config.gpus import gpu_problems, near_batches
 from trinity.common.config.memory import checkpoint_bytes, engine_memory, trainer_memory
 from trinity.common.config.shape import ModelShape, find_shape, guess_shape, shape_of
-
-QWEN_1_5B = {
-    "hidden_size": 1536,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "intermediate_size": 8960,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-}
 
 
 def filled(edits):
@@ -101,8 +90,7 @@ def test_shape_of_a_known_model():
 
 
 def test_shape_from_a_folder_and_from_a_name(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(QWEN_1_5B))
-    found = find_shape(str(tmp_path))
+    found = find_shape(shape_folder(tmp_path, QWEN_1_5B))
     assert found is not None
     assert not found.is_guess
     guessed = guess_shape("Qwen/Qwen2.5-7B-Instruct")
@@ -125,17 +113,22 @@ def test_memory_of_a_training_gpu():
     frugal = filled({"trainer.enable_gradient_checkpointing": True})
     less = {part.name: part.bytes for part in trainer_memory(frugal, shape, 1)}
     assert less["activations"] < one["activations"] / 4
+    delta = trainer_memory(filled({"synchronizer": {"delta": True}}), shape, 4)
+    assert 2 * shape.parameters in [p.bytes for p in delta if "before" in p.name]
 
 
 def test_memory_of_a_trainer_on_a_cpu_is_what_was_measured():
-    """Peaks of a process of two steps, in MB: 8 layers of 512, and 16 of 256."""
+    """Peaks of a process of two steps, in MB: 16 layers of 256, 8 of 512, and SmolLM2-135M."""
     base = {"cluster": {"gpu_per_node": 0}, "algorithm.kl_loss_fn": "none"}
     narrow = ModelShape(18_825_472, 16, 256, 1024, 256, 256, 8000)
     wide = ModelShape(41_565_696, 8, 512, 1536, 256, 512, 32000)
+    smol = ModelShape(134_515_008, 30, 576, 1536, 192, 576, 49152)
     for shape, dtype, tokens, peak in (
-        (wide, "bfloat16", 2048, 1899),
-        (wide, "float32", 4096, 3440),
-        (narrow, "float32", 4096, 3694),
+        (narrow, "float32", 4096, 3166),
+        (wide, "float32", 4096, 2975),
+        (wide, "bfloat16", 2048, 1652),
+        (smol, "bfloat16", 640, 3439),
+        (smol, "bfloat16", 1000, 3738),
     ):
         trainer = {"dtype": dtype, "max_token_len_per_gpu": tokens}
         config = filled({**base, "model.max_model_len": 256, "trainer": trainer})
