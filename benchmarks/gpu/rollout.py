@@ -176,6 +176,8 @@ async def through_explorer(args: argparse.Namespace, plan: Any) -> list[float]:
         explorer.scheduler.submit(round_, tasks)
         result = await explorer.scheduler.collect(round_)
         seconds.append(time.perf_counter() - start)
+        runs = [float(e.metrics["time/run_execution"]) for e in result.experiences]
+        print(f"round {round_}: {seconds[-1]:.3f} s, longest run {max(runs):.3f} s", flush=True)
         tokens = sum(
             int(e.action_mask.sum()) for e in result.experiences if e.action_mask is not None
         )
