@@ -117,23 +117,46 @@ def test_memory_of_a_training_gpu():
     assert 2 * shape.parameters in [p.bytes for p in delta if "before" in p.name]
 
 
+SMOL = ModelShape(134_515_008, 30, 576, 1536, 192, 576, 49152)
+
+
 def test_memory_of_a_trainer_on_a_cpu_is_what_was_measured():
     """Peaks of a process of two steps, in MB: 16 layers of 256, 8 of 512, and SmolLM2-135M."""
-    base = {"cluster": {"gpu_per_node": 0}, "algorithm.kl_loss_fn": "none"}
     narrow = ModelShape(18_825_472, 16, 256, 1024, 256, 256, 8000)
     wide = ModelShape(41_565_696, 8, 512, 1536, 256, 512, 32000)
-    smol = ModelShape(134_515_008, 30, 576, 1536, 192, 576, 49152)
     for shape, dtype, tokens, peak in (
         (narrow, "float32", 4096, 3166),
         (wide, "float32", 4096, 2975),
         (wide, "bfloat16", 2048, 1652),
-        (smol, "bfloat16", 640, 3439),
-        (smol, "bfloat16", 1000, 3738),
+        (SMOL, "bfloat16", 640, 3439),
+        (SMOL, "bfloat16", 1000, 3738),
     ):
-        trainer = {"dtype": dtype, "max_token_len_per_gpu": tokens}
-        config = filled({**base, "model.max_model_len": 256, "trainer": trainer})
-        found = sum(part.bytes for part in trainer_memory(config, shape, 1)) / 2**20
-        assert found == pytest.approx(peak, rel=0.1)
+        sync = {"synchronizer.sync_method": "checkpoint"}
+        assert trainer_mb(shape, dtype, tokens, 64, 256, **sync) == pytest.approx(peak, rel=0.1)
+
+
+def test_memory_of_a_trainer_in_a_run_on_a_cpu_is_what_was_measured():
+    """Peaks of the trainer's process: `benchmarks/cpu_grpo.yaml`, and the quick start."""
+    tiny = ModelShape(407_424, 2, 128, 256, 128, 128, 102)
+    assert trainer_mb(SMOL, "bfloat16", 640, 64, 128) == pytest.approx(4246, rel=0.1)
+    quickstart = {"algorithm.repeat_times": 16, "buffer.batch_size": 32}
+    assert trainer_mb(tiny, "float32", 16384, 12, 18, **quickstart) == pytest.approx(541, rel=0.1)
+
+
+def trainer_mb(shape, dtype, tokens, prompt, longest, **edits):
+    config = filled(
+        {
+            "cluster": {"gpu_per_node": 0},
+            "algorithm.kl_loss_fn": "none",
+            "explorer.rollout_model.engine_type": "torch",
+            "model.max_model_len": longest,
+            "model.max_prompt_tokens": prompt,
+            "synchronizer.sync_method": "memory",
+            "trainer": {"dtype": dtype, "max_token_len_per_gpu": tokens},
+            **edits,
+        }
+    )
+    return sum(part.bytes for part in trainer_memory(config, shape, 1)) / 2**20
 
 
 def test_memory_of_a_critic_and_of_an_adapter():

@@ -14,12 +14,13 @@ from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.root import Config
 from trinity.common.config.shape import ModelShape
 from trinity.common.config.training import PartSettings, training_settings
-from trinity.common.constants import EngineType
+from trinity.common.constants import EngineType, SyncMethod
 
 _CPU_LOGITS = 40_000_000  # at a time
 _GPU_LOGITS = 2**30  # at a time
 _CONTEXT = 600 * 2**20
-_CPU_LIBRARIES = 390 * 2**20
+_CPU_LIBRARIES = 450 * 2**20
+_SENT_AT_A_TIME = 2**28
 _CPU_SLACK = 1.0  # measured on three shapes, from 19 to 135 million weights: 7 % off at most
 _ADAM_BYTES = 8
 _MASTER_BYTES = 4
@@ -68,7 +69,17 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
         return [*parts, Part("CUDA and libraries", _CONTEXT, "about")]
     slack = _CPU_SLACK * sum(part.bytes for part in passing)
     parts.append(Part("buffers", slack, "of passes and the allocator: as much as the last two"))
+    parts += _weights_sent(config, shape, width)
     return [*parts, Part("Python and libraries", _CPU_LIBRARIES, "about")]
+
+
+def _weights_sent(config: Config, shape: ModelShape, width: int) -> list[Part]:
+    """Shared memory in which engines find weights: of one version while the next is put there."""
+    if not config.mode.pairs or config.synchronizer.sync_method is not SyncMethod.MEMORY:
+        return []
+    weights = lora_parameters(config, shape) if config.model.lora_configs else shape.parameters
+    size = 2 * weights * width + min(weights * width, _SENT_AT_A_TIME)
+    return [Part("weights sent", size, "shared memory, two versions; a part of one on its way")]
 
 
 def _model_state(
@@ -139,9 +150,20 @@ def micro_batch_tokens(config: Config, settings: PartSettings) -> int:
     """Most tokens one pass with gradients holds on one GPU."""
     shares = config.trainer.ulysses_sequence_parallel_size
     longest = config.model.max_model_len or 0
-    if settings.train.max_tokens is not None:
-        return max(settings.train.max_tokens, -(-longest // shares))
-    return (settings.train.max_rows or 1) * longest // shares
+    if settings.train.max_tokens is None:
+        return (settings.train.max_rows or 1) * longest // shares
+    held = max(settings.train.max_tokens, -(-longest // shares))
+    return min(held, _batch_tokens(config) or held)
+
+
+def _batch_tokens(config: Config) -> int:
+    """Most tokens of a whole training step; 0 if its rows have no bound."""
+    rows, longest = config.buffer.train_batch_size, config.model.max_model_len or 0
+    prompt = config.model.max_prompt_tokens or 0
+    if not config.trainer.enable_shared_prefix or not prompt < longest:
+        return rows * longest
+    prompts = -(-rows // (config.algorithm.repeat_times or 1))
+    return rows * (longest - prompt) + prompts * prompt
 
 
 def layer_activation_bytes(shape: ModelShape, width: int, compiled: bool = False) -> int:
