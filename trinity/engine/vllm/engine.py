@@ -39,6 +39,7 @@ from trinity.common.models.protocol import (
     WeightTicket,
 )
 from trinity.engine.vllm.adapter import ServedAdapter
+from trinity.engine.vllm.causes import telling_the_first_cause
 from trinity.engine.vllm.compat import seeds_on_cpu
 from trinity.engine.vllm.lumps import SCHEDULER
 from trinity.engine.vllm.memory import explaining_failure
@@ -290,7 +291,7 @@ class VLLMEngine:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         path = self._folder_with_weights()
         self._shapes = expected_shapes(path, self._settings.trust_remote_code)
-        with explaining_failure(self._settings):
+        with explaining_failure(self._settings), telling_the_first_cause():
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args(path)))
         self._dtype = llm.vllm_config.model_config.dtype
         return llm
