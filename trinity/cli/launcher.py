@@ -26,6 +26,7 @@ COMMANDS = {
     "new": "trinity.cli.new",
     "import-verl": "trinity.cli.import_verl",
     "log": "trinity.cli.log",
+    "view": "trinity.cli.view",
     "studio": "trinity.cli.studio",
 }
 """Name on the command line -> module of the command."""

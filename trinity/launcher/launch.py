@@ -1,6 +1,7 @@
 """RunPlan -> running parts -> their end: every stage of a job, its screen and its summary."""
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -188,6 +189,12 @@ class Job:
         title = f"stage {index + 1} of {len(self.plans)}: {plan.stage}" if plan.stage else "run"
         if resume is not None:
             title += f", resumed at step {resume.step}"
+        if resume is not None and resume.step >= (parts.total_steps or math.inf):
+            self.screen.say(
+                f"Step {resume.step} was the last one, and it was reached before. To go on, raise "
+                "buffer.total_steps; to begin anew, set continue_from_checkpoint=false.",
+                "yellow",
+            )
         self.screen.start_stage(title, stage, parts.total_steps)
         try:
             async with _closing(parts), self._stopping_on_signal(parts):

@@ -1,0 +1,57 @@
+"""`trinity view`: the page that shows the experiences of a database."""
+
+from pathlib import Path
+
+import typer
+
+from trinity.cli.pages import HOST, show_page
+
+CONFIG = typer.Option(None, "--config", "-c", help="YAML file of a run: what it sampled is shown.")
+URL = typer.Option(None, "--url", help="Database, or the path of a SQLite file.")
+TABLE = typer.Option(None, "--table", help="Name of the buffer in it.")
+TOKENIZER = typer.Option(None, "--tokenizer", help="Model folder whose tokenizer reads the tokens.")
+PORT = typer.Option(8502, "--port", "-p", help="Port of the page.")
+
+
+def command(
+    config: Path = CONFIG,
+    url: str = URL,
+    table: str = TABLE,
+    tokenizer: str = TOKENIZER,
+    port: int = PORT,
+    host: str = HOST,
+) -> None:
+    """Show what was sampled or trained on, on a page in the browser. Ends with Ctrl-C."""
+    from trinity.cli.usage import UsageError
+
+    found = _of_run(config) if config is not None else {}
+    given = {"url": url, "table": table, "tokenizer": tokenizer}
+    found |= {name: value for name, value in given.items() if value}
+    if not found.get("url"):
+        raise UsageError("Name the run with --config, or a database with --url and --table.")
+    address = found["url"].removeprefix("sqlite:///")
+    if "://" not in address and not Path(address).is_file():
+        raise UsageError(f"There is no database {address}: has the run started?")
+    arguments = [word for name, value in found.items() for word in (f"--{name}", value)]
+    show_page("trinity.perf.viewer", "trinity view", port, host, arguments)
+
+
+def _of_run(config: Path) -> dict[str, str]:
+    """Where the last stage that explores keeps its experiences: as sampled, else as trained on."""
+    from trinity.cli.usage import UsageError
+    from trinity.common.config import derive, iterate_stages, load_config
+
+    stages = [derive(stage).config for _, stage in iterate_stages(load_config(config))]
+    last = next((s for s in reversed(stages) if s.mode.explores), stages[-1])
+    tokenizer = last.model.model_path
+    pipeline, buffer = last.data_processor.experience_pipeline, last.buffer.trainer_input
+    if pipeline.save_input and pipeline.input_save_path:
+        path, table = pipeline.input_save_path, "pipeline_input"
+    elif buffer.experience_buffer is not None and buffer.experience_buffer.path:
+        path, table = buffer.experience_buffer.path, buffer.experience_buffer.name
+    else:
+        raise UsageError(
+            f"The run of {config} keeps no experiences: set "
+            "`data_processor.experience_pipeline.save_input: true`."
+        )
+    return {"url": path, "table": table, "tokenizer": tokenizer}

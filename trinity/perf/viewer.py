@@ -1,0 +1,116 @@
+"""The experience viewer: a page of the rows of a buffer in a database. Run by `trinity view`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from trinity.common.experience import Experience
+from trinity.common.models.loading import load_tokenizer
+from trinity.common.schema.database import Database
+from trinity.common.schema.tables import ExperienceTables, Filters, StoredExperience
+from trinity.launcher.turns import Decode, turns_of
+
+_PER_PAGE = 10
+
+
+class ExperienceViewer:
+    """The page of one buffer.
+
+    Args:
+        url: Address of the database, or the path of a SQLite file.
+        table: Name of the buffer.
+        tokenizer: Folder of the tokenizer; "" shows the texts that experiences carry.
+    """
+
+    def __init__(self, url: str, table: str, tokenizer: str = "") -> None:
+        self.database = Database(url, must_exist=True)
+        self.tables = ExperienceTables(table)
+        self._tokenizer = tokenizer
+
+    def main(self) -> None:
+        """Draw the page."""
+        st.set_page_config(page_title="trinity view", layout="wide")
+        st.title(f"Experiences of {self.tables.name}")
+        filters = self._filters()
+        self.database.open()
+        try:
+            if not self.database.has_table(self.tables.name):
+                known = ", ".join(self.database.table_names()) or "none"
+                st.error(f"There is no table {self.tables.name!r}; there are: {known}.")
+                return
+            count = self.database.read(lambda c: self.tables.count(c, filters))
+            offset = self._offset(count)
+            rows = self.database.read(lambda c: self.tables.query(c, offset, _PER_PAGE, filters))
+        finally:
+            self.database.close()
+        decode = self._decode() if rows else str
+        for row in rows:
+            self._show(row, decode)
+
+    def _filters(self) -> Filters:
+        """What the reader wants to see; an empty field is no condition."""
+        with st.sidebar:
+            low, high = st.columns(2)
+            reward_min = low.number_input("Reward from", value=None, key="reward_min")
+            reward_max = high.number_input("to", value=None, key="reward_max")
+            oldest = low.number_input("Version from", value=None, step=1, key="version_min")
+            newest = high.number_input("to", value=None, step=1, key="version_max")
+            task = st.text_input("Task", key="task").strip()
+        return Filters(reward_min, reward_max, oldest, newest, task or None)
+
+    def _offset(self, count: int) -> int:
+        pages = max(1, -(-count // _PER_PAGE))
+        page = st.number_input(f"Page of {pages}", 1, pages, key="page") if pages > 1 else 1
+        st.caption(f"{count:,} experiences")
+        return (int(page) - 1) * _PER_PAGE
+
+    def _show(self, row: StoredExperience, decode: Decode) -> None:
+        experience = row.experience
+        reward = "none" if experience.reward is None else f"{experience.reward:.4g}"
+        eid = experience.eid
+        title = f"{row.id}: task {eid.task}, run {eid.run}, step {eid.step} — reward {reward}"
+        with st.expander(title, expanded=True):
+            for turn in turns_of(experience, decode):
+                st.caption(f"{turn.who}, {turn.num_tokens} tokens")
+                st.code(turn.text, language=None, wrap_lines=True)
+            st.json(_figures(experience, row.consumed), expanded=False)
+
+    def _decode(self) -> Decode:
+        if not self._tokenizer:
+            return lambda ids: " ".join(map(str, ids))
+        tokenizer = _tokenizer(self._tokenizer)
+        return lambda ids: tokenizer.decode(list(ids))
+
+
+@st.cache_resource
+def _tokenizer(path: str) -> Any:
+    return load_tokenizer(path)
+
+
+def _figures(experience: Experience, consumed: int) -> dict[str, Any]:
+    """What stands beside the text of an experience."""
+    plain = (bool, int, float, str)
+    info = {name: value for name, value in experience.info.items() if isinstance(value, plain)}
+    return {
+        "metrics": experience.metrics,
+        "info": info,
+        "truncated": experience.truncate_status,
+        "times read": consumed,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the page of the buffer that the command line names."""
+    parser = argparse.ArgumentParser()
+    for name in ("--url", "--table", "--tokenizer"):
+        parser.add_argument(name, default="")
+    given = parser.parse_args(arguments)
+    ExperienceViewer(given.url, given.table, given.tokenizer).main()
+
+
+if __name__ == "__main__":
+    main()
