@@ -55,6 +55,11 @@ class InferenceModelConfig(ConfigModel):
     enable_prefix_caching: bool = True
     """Reuse the cache of prompts that begin alike."""
 
+    update_mode: Literal["pause", "keep", "abort"] = "pause"
+    """What new weights do to running requests: with `pause` they finish on the old ones, with `keep`
+    they go on with the new ones (each token is tagged with its version), with `abort` they start
+    again."""
+
     enable_chunked_prefill: bool = True
     """Let vLLM cut long prompts into pieces that share a step with generation."""
 
