@@ -215,6 +215,9 @@ def _openai_settings(config: Config, model: InferenceModelConfig) -> OpenAIEngin
         model=service.model_name or model.model_path or config.model.model_path,
         base_url_env=service.base_url_env,
         api_key_env=service.api_key_env,
+        max_retries=service.max_retries,
+        max_requests_per_minute=service.max_requests_per_minute,
+        max_concurrent=service.max_concurrent_requests,
     )
 
 

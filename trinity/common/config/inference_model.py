@@ -56,9 +56,9 @@ class InferenceModelConfig(ConfigModel):
     """Reuse the cache of prompts that begin alike."""
 
     update_mode: Literal["pause", "keep", "abort"] = "pause"
-    """What new weights do to running requests: with `pause` they finish on the old ones, with `keep`
-    they go on with the new ones (each token is tagged with its version), with `abort` they start
-    again."""
+    """What new weights do to running requests: with `pause` they finish on the old ones, with
+    `keep` they go on with the new ones (each token is tagged with its version), with `abort` they
+    start again."""
 
     enable_chunked_prefill: bool = True
     """Let vLLM cut long prompts into pieces that share a step with generation."""

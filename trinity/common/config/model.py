@@ -78,6 +78,15 @@ class ExternalModelConfig(ConfigModel):
     model_name: str | None = None
     """Name of the model at the service."""
 
+    max_retries: int = Field(6, ge=0)
+    """Tries after the first where the service is busy, down or out of reach; waits double."""
+
+    max_requests_per_minute: float | None = Field(None, gt=0)
+    """Requests that go out in a minute, evenly spread. Unset: as many as come."""
+
+    max_concurrent_requests: int = Field(64, ge=1)
+    """Requests under way at a time."""
+
 
 class ModelConfig(ConfigModel):
     """The model that is trained, its lengths and its sampling defaults."""
