@@ -21,6 +21,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+def after_error(log: str) -> str:
+    return log.rpartition("could not be saved")[2]
+
+
 @pytest.mark.parametrize("rule", ["stop", pytest.param("continue", marks=pytest.mark.long)])
 def test_a_full_disk(toy: Toy, start: Start, tmp_path: Path, small_disk: Path, rule: str) -> None:
     config = toy.config(
@@ -41,7 +45,11 @@ def test_a_full_disk(toy: Toy, start: Start, tmp_path: Path, small_disk: Path, r
         assert "MB are free" in run.last_lines or "No space left" in run.last_lines
     else:
         run.wait_for(lambda: "could not be saved" in run.log("trainer"), "an error")
+        run.wait_for(lambda: " Step " in after_error(run.log("trainer")), "a step after it")
         filler.unlink()
+        run.wait_for(
+            lambda: "is complete" in after_error(run.log("trainer")), "a checkpoint after it"
+        )
         run.interrupt()
         assert run.wait() == 130
     found = layout.find_latest(run.job)
