@@ -33,8 +33,10 @@ from trinity.engine.torch.stopping import StopTexts
 from trinity.engine.torch.weights import load_weights_inplace
 from trinity.synchronizer.channel import open_weights
 from trinity.utils.log import get_logger
+from trinity.utils.memory import release_free_memory
 
 _KV_SHARE = 0.4  # of the memory that is free once the model is loaded
+_IDLE_S = 0.5  # without work: then free memory goes to who works, such as a trainer
 _KEPT_SHARE = 0.25  # of that, for prompts that may be used again
 
 
@@ -359,10 +361,16 @@ class TorchEngine:
 
     def _take_inbox(self) -> list[Callable[[], None]]:
         with self._wake:
-            while not self._inbox and not self._is_stepping and not self._updates:
-                self._wake.wait()
+            is_idle = not self._wake.wait_for(self._has_something, timeout=_IDLE_S)
+        if is_idle:
+            release_free_memory()
+        with self._wake:
+            self._wake.wait_for(self._has_something)
             actions, self._inbox = self._inbox, []
         return actions
+
+    def _has_something(self) -> bool:
+        return bool(self._inbox or self._is_stepping or self._updates)
 
     def _step(self) -> None:
         batcher = self._ready_batcher

@@ -4,7 +4,7 @@ Decoding multiplies few rows by every weight; putting a weight into the kernels'
 these products costs a third of their time. The bits are those of the plain layer.
 """
 
-from collections.abc import Iterator
+from collections import Counter
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,26 @@ _PROBE_ROWS = 64  # rows of a usual decoding step
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear` that computes with a packed copy of its weight.
+    """An `nn.Linear` whose weight is kept packed only.
 
-    ``weight`` and ``bias`` stay the layer's parameters; `repack` follows when they change.
+    The parameter ``weight`` has the layer's name, shape and dtype, but no data (it is on "meta").
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-        self.repack()
+        self.pack(linear.weight)
+        self.weight = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
+        self.bias = linear.bias
 
     @torch.no_grad()
-    def repack(self) -> None:
-        """Take up the weight as it is now."""
+    def pack(self, weight: Tensor) -> None:
+        """Compute with ``weight`` from now on."""
         reorder = torch.ops.mkldnn._reorder_linear_weight
-        self._packed: Tensor = reorder(self.weight.detach(), _PROBE_ROWS)
+        self._packed: Tensor = reorder(weight.detach(), _PROBE_ROWS)
+
+    def unpacked(self) -> Tensor:
+        """The weight as it was given, bit for bit: a copy."""
+        return self._packed.to_dense()
 
     def forward(self, rows: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -40,7 +45,7 @@ def pack_linears_inplace(model: nn.Module, output_layer: nn.Module | None) -> in
     """Replace the linear layers of a bfloat16 model on the CPU; how many were.
 
     Layers stay as they are where this PyTorch can't pack or the bits would differ. So does the
-    ``output_layer``: it is too large to be copied for what it would gain.
+    ``output_layer``: it gains little, and its weight is often the embedding's too.
     """
     places = [
         (parent, name, child)
@@ -48,22 +53,31 @@ def pack_linears_inplace(model: nn.Module, output_layer: nn.Module | None) -> in
         for name, child in parent.named_children()
         if type(child) is nn.Linear and child is not output_layer and _is_packable(child)
     ]
+    uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    places = [place for place in places if uses[id(place[2].weight)] == 1]
     if not places or not _is_exact(places[0][2]):
         return 0
     for parent, name, child in places:
         setattr(parent, name, PackedLinear(child).train(child.training))
+    _leave_file(model)
     return len(places)
 
 
-def repack(model: nn.Module) -> None:
-    """Have all packed layers of ``model`` take up their weights."""
-    for module in packed_layers(model):
-        module.repack()
+@torch.no_grad()
+def _leave_file(model: nn.Module) -> None:
+    """Move what is left out of the mapped file of weights, whose pages would stay resident."""
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            parameter.data = parameter.data.clone()
 
 
-def packed_layers(model: nn.Module) -> Iterator[PackedLinear]:
-    """The packed layers of a model."""
-    return (module for module in model.modules() if isinstance(module, PackedLinear))
+def packed_layers(model: nn.Module) -> dict[str, PackedLinear]:
+    """The packed layers of a model, by the name of their weight."""
+    return {
+        f"{name}.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, PackedLinear)
+    }
 
 
 def _is_packable(linear: nn.Linear) -> bool:
@@ -76,4 +90,6 @@ def _is_exact(linear: nn.Linear) -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(_PROBE_ROWS, linear.in_features, generator=generator).to(torch.bfloat16)
-    return torch.equal(PackedLinear(linear)(probe), linear(probe))
+    packed = PackedLinear(linear)
+    is_kept = torch.equal(packed.unpacked(), linear.weight)
+    return is_kept and torch.equal(packed(probe), linear(probe))

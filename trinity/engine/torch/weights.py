@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from trinity.common.models.adapters import adapter_parameters
-from trinity.engine.torch.packed_linear import repack
+from trinity.engine.torch.packed_linear import packed_layers
 from trinity.utils.digest import weights_digest
 
 
@@ -21,6 +21,7 @@ def load_weights_inplace(model: nn.Module, weights: Iterable[tuple[str, Tensor]]
             model is then partly updated.
     """
     parameters = updated_parameters(model)
+    packed = packed_layers(model)
     missing = set(parameters)
     for name, tensor in weights:
         if name not in missing:
@@ -31,19 +32,25 @@ def load_weights_inplace(model: nn.Module, weights: Iterable[tuple[str, Tensor]]
                 f"Weight {name!r} came as {tensor.dtype} {tuple(tensor.shape)}, but the engine has"
                 f" {parameter.dtype} {tuple(parameter.shape)}: send what the engine runs."
             )
-        parameter.copy_(tensor)
+        if name in packed:
+            packed[name].pack(tensor)
+        else:
+            parameter.copy_(tensor)
         missing.discard(name)
     if missing:
         raise ValueError(
             f"{len(missing)} of {len(parameters)} weights did not come: {sorted(missing)[:5]}."
         )
-    repack(model)
     return model_digest(model)
 
 
 def model_digest(model: nn.Module) -> str:
     """`weights_digest` of what updates change of a model, tied parameters once."""
-    return weights_digest(updated_parameters(model).items())
+    packed = packed_layers(model)
+    return weights_digest(
+        (name, packed[name].unpacked() if name in packed else parameter)
+        for name, parameter in updated_parameters(model).items()
+    )
 
 
 def updated_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -37,9 +37,10 @@ class MasterOptimizer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
+        self._has_moments = not weights.keeps_gradients  # else Adam makes them at its first step
         if weights.keeps_gradients:
-            for master in weights.masters.values():  # for the same reason as there
-                moments = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
+            for master in weights.masters.values():  # their place, for the same reason as there
+                moments = {name: torch.empty_like(master) for name in ("exp_avg", "exp_avg_sq")}
                 self._adam.state[master] = {"step": torch.zeros(()), **moments}
 
     @torch.no_grad()
@@ -54,6 +55,7 @@ class MasterOptimizer:
         else:
             self._clip(norm)
             self._adam.param_groups[0]["lr"] = lr
+            self._fill_moments()
             self._adam.step()
             self.weights.publish()
         self.weights.drop_gradients()
@@ -66,6 +68,13 @@ class MasterOptimizer:
         copies = 1 if self.num_steps else 3
         return sum(copies * m.nbytes for m in self.weights.masters.values() if m.is_cuda)
 
+    def _fill_moments(self) -> None:
+        if not self._has_moments:
+            for state in self._adam.state.values():
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state[name].zero_()
+        self._has_moments = True
+
     def _clip(self, norm: Tensor) -> None:
         if self.settings.clip_grad and norm.is_cuda:  # the step itself divides by it
             self._adam.grad_scale = ((norm + 1e-6) / self.settings.clip_grad).clamp(min=1.0)  # type: ignore[attr-defined]  # read by fused AdamW
@@ -77,6 +86,7 @@ class MasterOptimizer:
 
     def state_dict(self) -> dict[str, object]:
         """As any PyTorch optimizer's, with the names of its parameters; moments as checkpointed."""
+        self._fill_moments()
         state = self._adam.state_dict()
         names = state["param_groups"][0]["param_names"]
         state["state"] = {
@@ -99,6 +109,7 @@ class MasterOptimizer:
             raise ValueError(
                 f"The optimizer state has no entry for {missing[0]} ({len(missing)} are missing)."
             )
+        self._has_moments |= bool(moments)
         for name, master in self.weights.masters.items() if moments else ():
             self._adam.state[master] = {
                 key: self.weights.localize(name, value) if value.ndim else value.clone()
