@@ -16,8 +16,8 @@ from trinity.algorithm.advantage_fn.entropy_clip import expected_entropy_score
 from trinity.trainer.backends.torch import head_kernels
 from trinity.trainer.backends.torch.weights import gradient_of_master
 
-#: Logits of a chunk, for the matrix products: 80 MB in bfloat16 ...
-_CHUNK_ELEMENTS = 40_000_000
+#: Logits of a chunk, for the matrix products: 40 MB in bfloat16 ...
+_CHUNK_ELEMENTS = 20_000_000
 #: ... of which so many are worked on at a time elementwise, in float32, inside the cache.
 _CACHE_ELEMENTS = 1 << 19
 #: Logits of a chunk on a GPU: 2 GiB in bfloat16, worked on in place.
