@@ -22,6 +22,22 @@ def test_no_shards_and_missing_ranks_are_told(tmp_path):
         load_fsdp_state_dict_from_verl_checkpoint(tmp_path)
 
 
+def test_a_checkpoint_of_another_architecture_is_refused_by_names_and_shapes(tmp_path):
+    torch.save(
+        {"w": torch.ones(2, 3), "tied": torch.ones(2, 3)},
+        tmp_path / layout.shard_name("model", 1, 0),
+    )
+    reader = ShardReader(tmp_path)
+    reader.check_same({"w": (2, 3)}, ["w", "tied"])
+    for wanted, known, message in (
+        ({"w": (2, 3), "b": (3,)}, ["w", "b", "tied"], r"no b \(1 of 2 are missing\)"),
+        ({"w": (2, 3)}, ["w"], r"its tied is not in the model \(1 of 2 are not\)"),
+        ({"w": (4, 3)}, ["w", "tied"], r"w is \(2, 3\) there, and \(4, 3\) in the model"),
+    ):
+        with pytest.raises(ValueError, match=f"another architecture: .*{message}"):
+            reader.check_same(wanted, known)
+
+
 def test_code_in_a_checkpoint_is_not_run(tmp_path):
     class Evil:
         def __reduce__(self):

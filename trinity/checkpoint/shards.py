@@ -3,7 +3,7 @@
 A file of a rank holds plain tensors (one rank) or DTensors, which know how they are cut.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,29 @@ class ShardReader:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every whole weight."""
         return {name: tuple(tensor.shape) for name, tensor in self._parts("model")[0].items()}
+
+    def check_same(
+        self, wanted: Mapping[str, tuple[int, ...]], known_names: Collection[str]
+    ) -> None:
+        """Refuse a checkpoint of another architecture, by the names and shapes of its weights.
+
+        Args:
+            wanted: Shape of each parameter of the model.
+            known_names: All that a checkpoint of the model may hold: buffers and tied names too.
+        """
+        saved = self.shapes()
+        missing = sorted(set(wanted) - set(saved))
+        unknown = sorted(set(saved) - set(known_names))
+        other = [name for name, shape in wanted.items() if saved.get(name, shape) != shape]
+        found = None
+        if missing:
+            found = f"there is no {missing[0]} ({len(missing)} of {len(wanted)} are missing)"
+        elif unknown:
+            found = f"its {unknown[0]} is not in the model ({len(unknown)} of {len(saved)} are not)"
+        elif other:
+            found = f"{other[0]} is {saved[other[0]]} there, and {wanted[other[0]]} in the model"
+        if found is not None:
+            raise ValueError(f"{self.folder} is of another architecture: {found}.")
 
     def weight(self, name: str) -> Tensor:
         """A whole weight by its name."""

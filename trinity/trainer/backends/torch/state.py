@@ -20,7 +20,6 @@ from trinity.checkpoint import atomic, huggingface, layout
 from trinity.checkpoint.shards import ShardReader
 from trinity.common.models.adapters import AdapterFolder
 from trinity.trainer.backends.torch.optimizer import MasterOptimizer
-from trinity.trainer.backends.torch.weights import Weights
 
 _FORMAT = 1
 Files = Mapping[str, str | bytes]
@@ -129,8 +128,10 @@ def load_state(optimizer: MasterOptimizer, folder: Path, weights_only: bool) -> 
         ValueError: The checkpoint is of another architecture.
     """
     reader = ShardReader(folder)
-    _check_same(optimizer.weights, reader, folder)
-    optimizer.weights.load(reader.weight)
+    weights = optimizer.weights
+    shapes = {name: tuple(p.shape) for name, p in weights.saved_parameters().items()}
+    reader.check_same(shapes, weights.state_dict().keys())
+    weights.load(reader.weight)
     if not weights_only:
         extra = reader.extra()
         moments = {name: reader.moments(name) for name in reader.moment_names()}
@@ -194,29 +195,6 @@ def write_files(folder: Path, files: Files) -> None:
     """Write small files by name."""
     for name, content in files.items():
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-def _check_same(weights: Weights, reader: ShardReader, folder: Path) -> None:
-    shapes = {name: tuple(p.shape) for name, p in weights.saved_parameters().items()}
-    saved = reader.shapes()
-    missing = sorted(set(shapes) - set(saved))
-    if missing:
-        raise ValueError(
-            f"{folder} is of another architecture: it has no {missing[0]} "
-            f"({len(missing)} of {len(shapes)} parameters are missing)."
-        )
-    unknown = sorted(set(saved) - set(weights.state_dict()))
-    if unknown:
-        raise ValueError(
-            f"{folder} is of another architecture: its {unknown[0]} is not in the model "
-            f"({len(unknown)} of {len(saved)} weights are not)."
-        )
-    for name, shape in shapes.items():
-        if shape != saved[name]:
-            raise ValueError(
-                f"{folder} is of another architecture: {name} is {saved[name]} there, and "
-                f"{shape} in the model."
-            )
 
 
 def _held_once(value: object, copies: bool, known: dict[object, object]) -> object:

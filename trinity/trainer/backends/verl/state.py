@@ -42,7 +42,8 @@ def load(model: VerlModel, folder: Path, rank: int, weights_only: bool) -> None:
         ValueError: The checkpoint is of another architecture.
     """
     reader = ShardReader(folder)
-    _check_same(model, reader)
+    shapes = {name: tuple(p.shape) for name, p in model.plain.named_parameters()}
+    reader.check_same(shapes, model.plain.state_dict().keys())
     whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
     weights: dict[str, Any] = dict(reader.weights()) if rank == 0 else {}
     set_model_state_dict(model.module, weights, options=whole)
@@ -95,18 +96,6 @@ def _whole_moments(model: VerlModel, reader: ShardReader) -> dict[str, Any]:
         "state": {name: reader.moments(name) for name in names},
         "param_groups": [{**settings, "params": names}],
     }
-
-
-def _check_same(model: VerlModel, reader: ShardReader) -> None:
-    wanted = {name: tuple(p.shape) for name, p in model.plain.named_parameters()}
-    saved = reader.shapes()
-    for name, shape in wanted.items():
-        if saved.get(name) != shape:
-            found = f"{name} is {saved[name]}" if name in saved else f"there is no {name}"
-            raise ValueError(
-                f"{reader.folder} is of another architecture: {found} there, and {shape} in "
-                "the model."
-            )
 
 
 def _copy(value: Any) -> Any:
