@@ -16,6 +16,8 @@ async def test_an_engine_samples_and_answers_the_api(tmp_path):
     )
     await engine.prepare()
     address, key = await engine.api()
+    await engine.prepare()  # once more, as after a death inside
+    assert await engine.api() == (address, key)
     client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key)
     answer = await client.chat.completions.create(
         model="toy", messages=[{"role": "user", "content": "hi"}], max_tokens=4, seed=1

@@ -1,0 +1,41 @@
+"""What keeps engines from starting is told before anything starts, by its key."""
+
+import socket
+from pathlib import Path
+
+from tests.common.models.toy import model_folder
+from trinity.common.config import Config
+from trinity.launcher.checks import find_start_problems
+from trinity.launcher.plan import make_plan
+
+
+def problems(root: Path, model: str, **rollout: object) -> dict[str, str]:
+    config = {
+        "checkpoint_root_dir": str(root / "jobs"),
+        "mode": "explore",
+        "model": {"model_path": model, "max_model_len": 64},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "buffer": {"batch_size": 2, "total_steps": 1},
+        "explorer": {"rollout_model": {"engine_type": "torch", **rollout}},
+    }
+    plan = make_plan(Config.model_validate(config), found_gpus=0)
+    return {p.key: f"{p.message} {p.fix}" for p in find_start_problems(plan.config)}
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = problems(tmp_path, model, enable_openai_api=True, base_port=port)
+        key = "explorer.rollout_model.base_port"
+        assert f"Port {port} is in use" in found[key] and "Name a free port" in found[key]
+        assert key not in problems(tmp_path, model, base_port=port)  # no API: nobody listens
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "model.model_path" in problems(tmp_path, str(tmp_path / "empty"))
+    assert "model.model_path" in problems(tmp_path, str(tmp_path / "nowhere"))
+    assert "model.model_path" not in problems(tmp_path, model_folder(tmp_path / "model"))
