@@ -10,8 +10,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
+from trinity.common.config.shape import shape_of
+from trinity.trainer.figures import peak_flops_of
+
 RESULTS = Path(os.environ.get("TRINITY_RESULTS", Path(__file__).parents[1] / "results"))
-PEAK_FLOPS = 989.4e12  # dense bf16 of an H100 or H200 SXM, by its datasheet
+PEAK_FLOPS = peak_flops_of("NVIDIA H200")
 _CACHE = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / "trinity_shapes"
 _VOCABULARY = 151936
 
@@ -69,23 +72,11 @@ def make_model(shape: str, folder: str) -> None:
     model.save_pretrained(folder)
 
 
-def matrix_parameters(shape: str) -> tuple[int, int]:
-    """Weights in the matrices of all layers, and in the output layer."""
-    c = config_of(shape)
-    head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    attention = 2 * c.num_attention_heads * head + 2 * c.num_key_value_heads * head
-    layer = c.hidden_size * (attention + 3 * c.intermediate_size)
-    return c.num_hidden_layers * layer, c.vocab_size * c.hidden_size
-
-
 def step_flops(shape: str, lengths: list[int], num_trained: int) -> float:
     """Forward and backward of sequences: matrices, causal attention, head on trained tokens."""
-    c = config_of(shape)
-    head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    layers, output = matrix_parameters(shape)
-    pairs = sum(n * (n + 1) / 2 for n in lengths)
-    attention = 12 * pairs * c.num_hidden_layers * c.num_attention_heads * head
-    return 6 * (sum(lengths) * layers + num_trained * output) + attention
+    found = shape_of(config_of(shape).to_dict())
+    assert found is not None
+    return 3 * found.forward_flops(lengths, num_trained)
 
 
 def card() -> str:

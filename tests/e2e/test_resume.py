@@ -15,7 +15,9 @@ from tests.e2e.test_grpo_run import scalars
 from tests.e2e.toy import Toy
 from trinity.buffer.storage.journal import JsonlJournal, outcome
 
-OF_THE_PROCESS = ("/time/", "/perf/", "_per_second", "pipeline/buffer/", "/eval/")
+OF_THE_PROCESS = (
+    "/time/", "/timing_per_token_ms/", "/perf/", "_per_second", "pipeline/buffer/", "/eval/",
+)  # fmt: skip
 """Metrics that tell of this process: its times, what it has counted since it began, and what is
 evaluated at its start."""
 

@@ -78,6 +78,9 @@ class TrainEngine:
 
     async def wait_saved(self) -> None: ...
 
+    async def health(self) -> dict[str, float]:
+        return {}
+
     async def close(self) -> None: ...
 
 

@@ -47,6 +47,9 @@ class FakeEngine:
     async def load(self, path: str) -> None:
         self.calls.append(f"load {path}")
 
+    async def health(self) -> dict[str, float]:
+        return {}
+
     async def close(self) -> None: ...
 
 

@@ -3,6 +3,7 @@
 from trinity.algorithm import ALGORITHM_TYPE, KL_FN, SAMPLE_STRATEGY
 from trinity.algorithm.rollout_correction import RolloutCorrection
 from trinity.common.config import Config
+from trinity.common.config.shape import find_shape
 from trinity.common.config.training import training_settings
 from trinity.common.constants import SyncMethod, TrainerType
 from trinity.launcher import build_train_engine
@@ -20,6 +21,7 @@ from trinity.synchronizer.board import Board
 from trinity.synchronizer.channel import CheckpointChannel, MemoryChannel, WeightChannel
 from trinity.synchronizer.ipc import IPCChannel
 from trinity.synchronizer.nccl import NCCLChannel
+from trinity.trainer.cost import StepCost
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.loss import Objective
 from trinity.trainer.preparation import Preparation
@@ -61,6 +63,7 @@ def build(
             enable_preview=settings.enable_preview,
             publishes_weights=_channel(plan) is not None,
         ),
+        cost=_cost(plan),
         report=reporter.report,
         report_rows=reporter.rows,
         logger=get_logger(settings.name),
@@ -71,6 +74,24 @@ def kill_engine(trainer: Trainer | None) -> None:
     """End the processes of a trainer's engine, whatever state they are in."""
     if trainer is not None:
         build_train_engine.kill_engine(trainer.engine)
+
+
+def _cost(plan: RunPlan) -> StepCost:
+    """How the cost of a training step is told; a model whose size is a guess is left out."""
+    config = plan.config
+    shape, critic = (
+        found if found is not None and not found.is_guess else None
+        for found in map(
+            find_shape,
+            (config.model.model_path, config.model.critic_model_path or config.model.model_path),
+        )
+    )
+    return StepCost(
+        num_parts=num_ranks(plan) // config.trainer.ulysses_sequence_parallel_size,
+        actor=shape,
+        critic=critic,
+        epochs=training_settings(config).epochs,
+    )
 
 
 def _num_updates(config: Config, total_steps: int | None) -> int | None:

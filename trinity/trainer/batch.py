@@ -131,13 +131,10 @@ class TrainBatch:
         for name, length_B in (
             ("prompt_length", self["prompt_length"]),
             ("response_length", self.response_lengths),
-            ("global_seqlen", self.lengths),
         ):
             metrics[f"{name}/mean"] = float(length_B.float().mean())
             metrics[f"{name}/max"] = float(length_B.max())
             metrics[f"{name}/min"] = float(length_B.min())
-        longest, shortest = metrics["global_seqlen/max"], metrics["global_seqlen/min"]
-        metrics["global_seqlen/minmax_diff"] = longest - shortest
         return metrics
 
     def to_bytes(self) -> bytes:

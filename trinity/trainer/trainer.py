@@ -14,6 +14,7 @@ from trinity.common.experience import Experience
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.trainer.batch import TrainBatch
+from trinity.trainer.cost import StepCost
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.preparation import Preparation
 from trinity.trainer.update import Updater
@@ -86,6 +87,7 @@ class Trainer:
     schedule: SyncSchedule
     checkpoints: Checkpoints
     settings: TrainerSettings
+    cost: StepCost = field(default_factory=StepCost)
     report: Report = lambda role, step, metrics: None
     report_rows: Callable[[str, list[dict[str, object]], int], None] = lambda name, rows, step: None
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("trainer"))
@@ -174,6 +176,7 @@ class Trainer:
             batch = await self.preparation.complete(batch, metrics)
             await self.updater.update(batch, self.step, metrics)
         metrics |= batch.summary()
+        metrics |= self.cost.metrics(batch, metrics, await self.engine.health())
         metrics["sample/experience_count"] = float(len(experiences))
         metrics["sample/trained_tokens"] = float(batch.num_trained_tokens)
         metrics["response_length/clip_ratio"] = _share_of_cut(experiences)

@@ -11,8 +11,9 @@ from tests.trainer.toy import model_folder
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
-from trinity.trainer.backends.torch.rank_group import RankGroup, split_rows, writing_turns
+from trinity.trainer.backends.torch.rank_group import RankGroup, writing_turns
 from trinity.trainer.backends.torch.sequence_parallel import check_heads
+from trinity.trainer.split import split_rows
 
 pytestmark = pytest.mark.slow
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ class ModelShape:
     query: int
     vocabulary: int
     is_guess: bool = False
+
+    def forward_flops(self, lengths: Sequence[int], num_logits: int) -> float:
+        """FLOPs of a forward pass over sequences of ``lengths`` tokens, each computed alone.
+
+        Matrices, causal attention, and the output layer on ``num_logits`` tokens. A backward pass
+        takes twice as many.
+        """
+        matrices = self.hidden * (2 * self.query + 2 * self.kv + 3 * self.mlp)
+        pairs = sum(length * (length + 1) // 2 for length in lengths)
+        layer = 2 * sum(lengths) * matrices + 4 * pairs * self.query
+        return float(self.layers * layer + 2 * num_logits * self.vocabulary * self.hidden)
 
 
 def find_shape(model_path: str) -> ModelShape | None:

@@ -1,7 +1,6 @@
 """`TorchTrainEngine`: models, their optimizers and their checkpoints in one process."""
 
 import asyncio
-import resource
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ from trinity.trainer.backends.torch.state import (
 )
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import ModelRole, TrainedRole
+from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective
 from trinity.utils.log import get_logger
 
@@ -133,13 +133,9 @@ class TorchTrainEngine:
         await self._run(lambda: self._load(Path(path), weights_only))
 
     async def health(self) -> dict[str, float]:
-        peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         actor = self._models.get("actor")
         steps = actor.optimizer.num_steps if actor else 0
-        figures = {"peak_memory_mb": peak_kb / 1024, "optimizer_steps": float(steps)}
-        if self._settings.device != "cpu":
-            figures["peak_gpu_memory_mb"] = torch.cuda.max_memory_allocated() / 2**20
-        return figures
+        return {**figures_of_process(), "optimizer_steps": float(steps)}
 
     async def close(self) -> None:
         try:

@@ -1,7 +1,6 @@
 """`VerlTrainRank`: one process of veRL's engines, led by the torch trainer's `RankGroup`."""
 
 import asyncio
-import resource
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from trinity.trainer.backends.verl.compat import load_engines, require_verl
 from trinity.trainer.backends.verl.settings import VerlEngineSettings
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import ModelRole, TrainedRole
+from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective
 from trinity.utils.log import get_logger
 
@@ -114,9 +114,8 @@ class VerlTrainRank(CheckpointParts):
 
     async def health(self) -> dict[str, float]:
         """Figures for the log: peak memory in MB, steps done."""
-        peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         steps = self._models["actor"].num_steps if self._models else 0
-        return {"peak_memory_mb": peak_kb / 1024, "optimizer_steps": float(steps)}
+        return {**figures_of_process(), "optimizer_steps": float(steps)}
 
     async def close(self) -> None:
         """Leave the other ranks."""
