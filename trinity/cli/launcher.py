@@ -27,6 +27,7 @@ COMMANDS = {
     "import-verl": "trinity.cli.import_verl",
     "log": "trinity.cli.log",
     "view": "trinity.cli.view",
+    "perf": "trinity.cli.perf",
     "studio": "trinity.cli.studio",
 }
 """Name on the command line -> module of the command."""

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -31,10 +31,6 @@ def run(
         TrinityError: The run can't start; its text says what to do.
     """
     screen = Screen(Console(highlight=False))
-    asked = [str(folder) for folder in plugin_dir] or plugin_dirs_from_env()
-    plugin_dirs = [str(Path(folder).expanduser().resolve()) for folder in asked]
-    _make_importable(os.getcwd())
-    load_plugins(plugin_dirs)  # they may bring algorithms
     replaced: list[Replacement] = []
 
     def fit_to_cpu(loaded: Config) -> Config:
@@ -42,23 +38,48 @@ def run(
         replaced.extend(changes)
         return fitted
 
-    loaded, problems = validate_file(config, overrides, plugin_dirs, fit_to_cpu if cpu else None)
+    adapt = fit_to_cpu if cpu else None
+    loaded, plugin_dirs = load(config, overrides, plugin_dir, screen, adapt)
+    if replaced:
+        screen.show(_replacements(replaced))
+
+    def launch() -> int:
+        from trinity.launcher.launch import run_config
+
+        return run_config(loaded, plugin_dirs, screen, is_dry=dry_run)
+
+    return start(loaded, screen, launch)
+
+
+def load(
+    config: Path,
+    overrides: Sequence[str],
+    plugin_dir: Sequence[Path],
+    screen: Screen,
+    adapt: Callable[[Config], Config] | None = None,
+) -> tuple[Config, list[str]]:
+    """A sound configuration, changed by ``adapt``, and its folders of plugins, which are loaded.
+
+    Raises:
+        ConfigError: All that is wrong with it.
+    """
+    asked = [str(folder) for folder in plugin_dir] or plugin_dirs_from_env()
+    plugin_dirs = [str(Path(folder).expanduser().resolve()) for folder in asked]
+    _make_importable(os.getcwd())
+    load_plugins(plugin_dirs)  # they may bring algorithms
+    loaded, problems = validate_file(config, overrides, plugin_dirs, adapt)
     if problems or loaded is None:
         raise ConfigError(problems, str(config))
     for note in [*loaded.source.warnings, *find_advice(loaded)]:
         screen.say(f"note: {note}", style="dim")
-    if replaced:
-        screen.show(_replacements(replaced))
-    return _start(loaded, plugin_dirs, screen, dry_run)
+    return loaded, plugin_dirs
 
 
-def _start(config: Config, plugin_dirs: list[str], screen: Screen, is_dry: bool) -> int:
-    """Run a sound configuration. What trains is imported once there are GPUs enough."""
+def start(config: Config, screen: Screen, launch: Callable[[], int]) -> int:
+    """``launch`` a sound configuration. It imports what trains once there are GPUs enough."""
     try:
         check_gpus(config)
-        from trinity.launcher.launch import run_config
-
-        return run_config(config, plugin_dirs, screen, is_dry=is_dry)
+        return launch()
     except NotEnoughGpusError as error:
         screen.show(error.needs.table())
         raise

@@ -18,7 +18,7 @@ from trinity.explorer.scheduler import BatchResult, BatchSource
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.utils.log import get_logger
-from trinity.utils.metrics import Metrics, prefix_metrics
+from trinity.utils.metrics import Metrics, prefix_metrics, summarize
 from trinity.utils.timer import timed
 
 Report = Callable[[str, int, Metrics], None]
@@ -210,14 +210,22 @@ class Explorer:
 
     def _rollout_metrics(self, result: BatchResult, seconds: float) -> Metrics:
         """The scheduler's metrics of the batch, and what the explorer alone knows."""
-        masks = [e.action_mask for e in result.experiences if e.action_mask is not None]
-        tokens = sum(int(mask.sum()) for mask in masks)
-        return result.metrics | {
-            "rollout/model_version": float(self.version),
-            "rollout/experience_count": float(len(result.experiences)),
-            "rollout/response_tokens": float(tokens),
-            "rollout/tokens_per_second": tokens / max(seconds, 1e-9),
-        }
+        lengths = [
+            {"prompt_length": e.prompt_length, "response_length": int(e.action_mask.sum())}
+            for e in result.experiences
+            if e.action_mask is not None
+        ]
+        tokens = sum(row["response_length"] for row in lengths)
+        return (
+            result.metrics
+            | summarize(lengths, "rollout")
+            | {
+                "rollout/model_version": float(self.version),
+                "rollout/experience_count": float(len(result.experiences)),
+                "rollout/response_tokens": float(tokens),
+                "rollout/tokens_per_second": tokens / max(seconds, 1e-9),
+            }
+        )
 
     async def _write(self, result: BatchResult, metrics: Metrics) -> None:
         with timed(metrics, "experience_pipeline/time/total"):

@@ -5,8 +5,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
 from trinity.launcher.job import JobFolder, StageLog, find_resume_point, named_anew
 from trinity.launcher.lock import job_lock
 from trinity.launcher.plan import RunPlan, joined_gpus, make_plan
+from trinity.launcher.reporter import Report
 from trinity.launcher.screen import Screen
 from trinity.launcher.summary import MemoryWatch, RunSummary, StageRecorder, StageSummary
 from trinity.utils.log import get_logger
@@ -45,13 +46,16 @@ class Job:
         config: As loaded, with command-line overrides in it.
         plugin_dirs: Folders of plugins, loaded already in this process.
         screen: Where a person watches.
-        is_remote: Whether a cluster is joined, so that its GPUs count, not this machine's.
+        listeners: Get every report of every part, besides the screen and the summary.
+        observe: Entered with the parts of each stage before they start, left before they close.
     """
 
     config: Config
     plugin_dirs: Sequence[str] = ()
     screen: Screen = field(default_factory=Screen)
     plans: list[RunPlan] = field(default_factory=list)
+    listeners: Sequence[Report] = ()
+    observe: Callable[[Parts], AbstractAsyncContextManager[None]] = lambda parts: nullcontext()
     _is_interrupted: bool = False
 
     def plan(self) -> None:
@@ -183,7 +187,8 @@ class Job:
         recorder = StageRecorder(stage, started)
         is_bench = plan.config.mode is Mode.BENCH
         resume = None if is_bench else find_resume_point(plan.job, logger.warning)
-        parts = build_parts(plan, resume, [recorder.report, self.screen.report], self.screen.say)
+        listeners = [recorder.report, self.screen.report, *self.listeners]
+        parts = build_parts(plan, resume, listeners, self.screen.say)
         self.screen.show(plan.table())
         self.screen.say(plan.step_text(parts.total_steps))
         title = f"stage {index + 1} of {len(self.plans)}: {plan.stage}" if plan.stage else "run"
@@ -197,7 +202,7 @@ class Job:
             )
         self.screen.start_stage(title, stage, parts.total_steps)
         try:
-            async with _closing(parts), self._stopping_on_signal(parts):
+            async with _closing(parts), self._stopping_on_signal(parts), self.observe(parts):
                 await parts.run(resume)
         finally:
             self.screen.end_stage()

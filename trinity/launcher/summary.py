@@ -62,15 +62,16 @@ class RunSummary:
 
     def write(self, folder: Path) -> None:
         """``<folder>/summary.json``; numbers that JSON does not know (NaN) become null."""
-        text = json.dumps(_finite(asdict(self)), indent=2, allow_nan=False)
+        text = json.dumps(finite(asdict(self)), indent=2, allow_nan=False)
         write_text(folder / "summary.json", text + "\n")
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
+    """``value`` with null for each number in it that JSON does not know."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
