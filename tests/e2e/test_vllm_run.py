@@ -1,0 +1,65 @@
+"""A whole run whose engine is vLLM on a CPU, with an adapter, killed inside (`make test-vllm`)."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import Start
+from tests.e2e.test_grpo_run import scalars
+from tests.e2e.test_killed_parts import SLOW_REWARD
+from tests.e2e.toy import Toy
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+
+def wide_model(toy: Toy, folder: Path) -> str:
+    """The toy model with heads as wide as vLLM wants them on a CPU."""
+    shutil.copytree(toy.model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"head_dim": 32}))
+    return str(folder)
+
+
+def test_vllm_killed_inside_a_run_of_an_adapter_comes_back_and_nothing_counts_twice(
+    toy: Toy, start: Start, tmp_path: Path
+) -> None:
+    config = toy.config(
+        tmp_path,
+        model__model_path=wide_model(toy, tmp_path / "model"),
+        model__lora_configs=[{"lora_rank": 4, "lora_alpha": 8}],
+        buffer__total_steps=5,
+        buffer__explorer_input__taskset=SLOW_REWARD,
+        explorer__rollout_model={
+            "engine_type": "vllm",
+            "enforce_eager": True,
+            "extra_engine_args": {"kv_cache_memory_bytes": 2**28},
+        },
+    )
+    run = start(config)
+    run.wait_for(lambda: "Step 3:" in run.log("explorer"), "step 3")
+    started = psutil.Process(run.process.pid).children(recursive=True)
+    [inner] = [process for process in started if "EngineCore" in " ".join(process.cmdline())]
+    os.kill(inner.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death", timeout_s=10)
+    assert time.monotonic() - killed < 10
+    run.succeed()
+    assert "Engine 0 is ready again" in run.log("explorer")
+    found = scalars(run.job, "explorer")
+    assert found["rollout/experience_count"] == [16] * 5
+    assert found["rollout/model_version"] == [0, 1, 2, 3, 4]
+    trained = scalars(run.job, "trainer")
+    assert trained["sample/model_version/mean"] == [0, 1, 2, 3, 4]
+    assert max(trained["actor/ratio_max_deviation"]) < 1e-2
+    assert run.summary["stages"][0]["samples"] == 80
+    assert run.remaining() == []
