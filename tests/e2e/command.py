@@ -129,15 +129,16 @@ def trinity_run(
     *overrides: str,
     plugins: Path | None = None,
     env: Mapping[str, str] | None = None,
+    command: str = "run",
 ) -> Iterator[Command]:
-    """Start `trinity run` on ``config``; whatever is left of it at the end is killed."""
+    """Start ``command`` of `trinity` on ``config``; whatever is left of it at the end is killed."""
     mark = uuid.uuid4().hex
     screen_path = config.with_suffix(f".{mark[:6]}.txt")
     arguments = ["--plugin-dir", str(plugins)] if plugins else []
     with screen_path.open("wb") as screen:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "trinity.cli.launcher", "run"),
+                *(sys.executable, "-m", "trinity.cli.launcher", *command.split()),
                 *("--config", str(config), *arguments, *overrides),
             ],
             stdout=screen,
@@ -146,9 +147,8 @@ def trinity_run(
             env=_environment(mark, env or {}),
             start_new_session=True,
         )
-    command = Command(config, process, mark, screen_path)
     try:
-        yield command
+        yield Command(config, process, mark, screen_path)
     finally:
         for left in processes_of(mark):
             with suppress(psutil.Error):

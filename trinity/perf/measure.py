@@ -68,8 +68,8 @@ def measure(
             if not limit.expired():  # something else took too long
                 raise
             raise MeasuringTooLongError(
-                f"Ended by --timeout after {measuring.timeout_s:g} s; {len(report.steps)} of "
-                f"{config.buffer.total_steps} steps were done."
+                f"Ended by --timeout after {measuring.timeout_s:g} s; "
+                f"{len(report.whole_steps)} of {config.buffer.total_steps} steps were done."
             ) from error
         finally:
             watch.cancel()

@@ -61,9 +61,14 @@ class PerfReport:
             self.steps.setdefault(step, {}).update(metrics)
             self._ended_at[step] = time.time() - self.started
 
+    @property
+    def whole_steps(self) -> dict[int, Metrics]:
+        """Metrics of the steps that came to their end."""
+        return {step: metrics for step, metrics in self.steps.items() if _STEP_S in metrics}
+
     def as_dict(self) -> dict[str, object]:
         """The report, of the whole steps so far."""
-        whole = {step: metrics for step, metrics in self.steps.items() if _STEP_S in metrics}
+        whole = self.whole_steps
         return {
             "run_meta": dict(self.run_meta),
             "status": {"state": self.state, "error": self.error},
