@@ -1,6 +1,8 @@
 """RunPlan -> the buffers of a stage: tasks, experiences between explorer and trainer, data sets."""
 
 import json
+import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,6 +22,7 @@ from trinity.buffer.factory import make_journal
 from trinity.buffer.operators import create_operators
 from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.storage.queue import QueueStorage
+from trinity.buffer.writer.record import RecordWriter
 from trinity.common.config import Config, ExperienceBufferConfig
 from trinity.common.config.data_processor import OperatorConfig
 from trinity.common.constants import Mode, StorageType
@@ -196,7 +199,20 @@ def _pipeline(
     inputs = {name: _further_input(config, buffer) for name, buffer in settings.inputs.items()}
     logger = get_logger(f"{config.explorer.name}_experience_pipeline")
     writer = get_buffer_writer(output, storage)
-    return ExperiencePipeline(operators, writer, input_log, inputs, logger)
+    record = _record(config, output, logger)
+    return ExperiencePipeline(operators, writer, input_log, inputs, logger, record)
+
+
+def _record(
+    config: Config, output: ExperienceBufferConfig, logger: logging.Logger
+) -> RecordWriter | None:
+    """The readable copy of what goes into a queue that is in memory only."""
+    if output.storage_type is not StorageType.QUEUE or output.path:
+        return None
+    path = os.path.join(config.checkpoint_job_dir, "buffer", f"{output.name}.jsonl")
+    if path == config.data_processor.experience_pipeline.input_save_path:
+        return None
+    return RecordWriter(path, logger)
 
 
 def _with_service(config: Config, operators: Sequence[OperatorConfig]) -> list[OperatorConfig]:

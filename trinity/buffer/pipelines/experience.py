@@ -27,6 +27,7 @@ class ExperiencePipeline:
         input_log: Where experiences are kept as the explorer made them; None: nowhere.
         inputs: Further sources by name. All that is in them when a step comes is added to it.
         logger: Told what became of each step.
+        record: Where the result is kept to be looked at; None: nowhere.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class ExperiencePipeline:
         input_log: BufferWriter | None = None,
         inputs: Mapping[str, BufferReader] | None = None,
         logger: logging.Logger | None = None,
+        record: BufferWriter | None = None,
     ) -> None:
         self.operators = list(operators)
         self.writer = writer
         self.input_log = input_log
+        self.record = record
         self._open_inputs = dict(inputs or {})
         self._logger = logger or logging.getLogger(__name__)
         self._is_open = False
@@ -72,6 +75,8 @@ class ExperiencePipeline:
                     kept, metrics = await _resolved(operator.process(kept))
                 found |= metrics
             with timed(times, "time/write"):
+                if self.record is not None:
+                    await self.record.write(kept)
                 waiting = await self.writer.write(kept)
         found["filtered_count"] = float(max(0, len(experiences) - len(kept)))
         found |= {f"buffer/{name}": value for name, value in waiting.items()}
@@ -109,7 +114,8 @@ class ExperiencePipeline:
         return found
 
     def _writers(self) -> list[BufferWriter]:
-        return [writer for writer in (self.writer, self.input_log) if writer is not None]
+        writers = (self.writer, self.input_log, self.record)
+        return [writer for writer in writers if writer is not None]
 
 
 def _name(operator: Processor) -> str:

@@ -185,7 +185,8 @@ class ExperienceBufferConfig(ConfigModel):
     and writer. Unset: `queue`; `file` for SFT, DPO and auxiliary data sets."""
 
     path: str | None = None
-    """Database, file or folder. Optional for a queue, which then backs itself up there."""
+    """Database, file or folder. Optional for a queue, which then backs itself up there; one without
+    is in memory, and what was written to it can be read in `<job>/buffer/<name>.jsonl`."""
 
     split: str = "train"
     """Split of the data set (`file`)."""
