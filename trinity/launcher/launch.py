@@ -260,7 +260,7 @@ class Job:
         if self.config.monitor.monitor_type == "tensorboard":
             hints.append(("look", f"tensorboard --logdir {self.folder.path}"))
         hints.append(("logs", self.plans[-1].config.log.save_dir))
-        if self._is_interrupted:
+        if self._is_interrupted and self.config.continue_from_checkpoint:
             hints.append(("next", "the same command goes on from the last checkpoint"))
         elif models:
             hints.append(
