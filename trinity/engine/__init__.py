@@ -1,6 +1,11 @@
 """Who generates tokens: one folder a third party, found by ``engine_type`` in `ENGINES`."""
 
+from typing import TYPE_CHECKING
+
 from trinity.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from trinity.common.models.protocol import InferenceEngine
 
 ENGINES: Registry[type] = Registry(
     "engine",
@@ -19,4 +24,10 @@ def engine_class(engine_type: str) -> type:
     return ENGINES.get("vllm" if engine_type.startswith("vllm") else engine_type)
 
 
-__all__ = ["ENGINES", "engine_class"]
+def make_engine(engine_type: str, settings: object) -> "InferenceEngine":
+    """An engine in this process: what its class imports stays out of others'."""
+    engine: InferenceEngine = engine_class(engine_type)(settings)
+    return engine
+
+
+__all__ = ["ENGINES", "engine_class", "make_engine"]

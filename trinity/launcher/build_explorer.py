@@ -10,7 +10,7 @@ from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.constants import ConcurrentMode, EngineType, Mode, StorageType
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.protocol import InferenceEngine
-from trinity.engine import engine_class
+from trinity.engine import make_engine
 from trinity.engine.openai.settings import OpenAIEngineSettings
 from trinity.engine.torch.settings import TorchEngineSettings
 from trinity.engine.vllm.settings import VLLMEngineSettings
@@ -221,15 +221,15 @@ def _openai_settings(config: Config, model: InferenceModelConfig) -> OpenAIEngin
     )
 
 
-def _engine_of(plan: RunPlan, model: InferenceModelConfig) -> tuple[type, object]:
-    """Class and settings of the engine that a model runs on."""
+def _engine_of(plan: RunPlan, model: InferenceModelConfig) -> tuple[str, object]:
+    """Type and settings of the engine that a model runs on."""
     if model.engine_type is EngineType.OPENAI:
         settings: object = _openai_settings(plan.config, model)
     elif model.engine_type is EngineType.VLLM:
         settings = _vllm_settings(plan, model)
     else:
         settings = torch_settings(plan.config, model, plan.cores, plan.device)
-    return engine_class(str(model.engine_type)), settings
+    return str(model.engine_type), settings
 
 
 def _vllm_settings(plan: RunPlan, model: InferenceModelConfig) -> VLLMEngineSettings:
@@ -273,6 +273,7 @@ def _spawn_engine(
     asks_for_api = model is plan.config.explorer.rollout_model and model.enable_openai_api
     if model.base_port is None and not asks_for_api:
         engine: InferenceEngine = actor.spawn(
+            make_engine,
             kind,
             settings,
             name=name,
@@ -286,7 +287,7 @@ def _spawn_engine(
 
     served: InferenceEngine = actor.spawn(
         ServedEngine,
-        partial(kind, settings),
+        partial(make_engine, kind, settings),
         model_settings(plan.config, model),
         port=0 if model.base_port is None else model.base_port + index,
         api_key=None if model.api_key == "EMPTY" else model.api_key,

@@ -67,12 +67,14 @@ class Process:
     was told. It takes calls of `repairing` stand-ins only, until `reopen`.
     """
 
-    def __init__(self, cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def __init__(
+        self, make: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         self._failure: _Outcome | None = None
         self._is_open = not ray.get_runtime_context().was_current_actor_reconstructed
         try:
             load_plugins_from_env()  # calls may bring objects of theirs
-            self._object = cls(*args, **kwargs)
+            self._object = make(*args, **kwargs)
         except BaseException as error:  # told to whoever calls first
             self._failure = _failed(error)._replace(is_stillborn=True)
 
@@ -176,7 +178,7 @@ def _process_class() -> Any:
 
 
 def spawn(
-    cls: type[T],
+    make: Callable[..., T],
     *args: object,
     name: str,
     namespace: str,
@@ -188,11 +190,12 @@ def spawn(
     max_restarts: int = 0,
     **kwargs: object,
 ) -> T:
-    """Start ``cls`` as the actor ``name``, or join it if it runs, and return a stand-in for it.
+    """Start the actor ``name``, or join it if it runs, and return a stand-in for its object.
 
     Returns at once; the process takes a second to start. It ends with the last stand-in.
 
     Args:
+        make: The object's class, or what else makes it, called in the new process.
         max_concurrency: Async calls the actor runs side by side.
         env_vars: Set in the actor's process before anything is imported there.
         is_detached: It outlives the process that started it, until somebody kills it.
@@ -211,7 +214,7 @@ def spawn(
         "lifetime": "detached" if is_detached else None,
         "max_restarts": max_restarts,
     }
-    handle = _process_class().options(**options).remote(cls, args, kwargs)
+    handle = _process_class().options(**options).remote(make, args, kwargs)
     return cast(T, _Remote(cast(ActorHandle, handle), name))
 
 
