@@ -1,6 +1,8 @@
 """The first cause of a failed start, out of the log of several processes."""
 
-from trinity.engine.vllm.causes import first_cause
+import pytest
+
+from trinity.engine.vllm.causes import VLLMStartError, first_cause, telling_the_first_cause
 
 LOG = """WorkerProc failed to start.
 Traceback (most recent call last):
@@ -25,3 +27,10 @@ def test_the_first_error_by_name_is_the_cause():
 def test_what_only_points_elsewhere_is_none():
     assert first_cause("Exception: Engine failed. See root cause above.\n") is None
     assert first_cause("") is None
+
+
+def test_settings_that_vllm_refuses_are_told_without_its_classes():
+    pytest.importorskip("vllm")
+    told = pytest.raises(VLLMStartError, match="did not start: ValueError: no such quantization")
+    with told, telling_the_first_cause():
+        raise ValueError("no such quantization")

@@ -24,7 +24,7 @@ def telling_the_first_cause() -> Iterator[None]:
     """Start vLLM within; what failed first, in whichever process, is the error's text.
 
     Its processes log their errors into a file besides, unless the user has a log configuration of
-    his own.
+    his own. vLLM's own classes of errors would bring all of vLLM into whoever gets them.
     """
     with tempfile.TemporaryDirectory(prefix="trinity_vllm_") as folder:
         log = Path(folder, "errors.log")
@@ -33,8 +33,7 @@ def telling_the_first_cause() -> Iterator[None]:
                 yield
             except Exception as error:  # vLLM raises all kinds
                 cause = first_cause(log.read_text(errors="replace")) if log.is_file() else None
-                if cause is None:
-                    raise
+                cause = cause or f"{type(error).__name__}: {error}"
                 raise VLLMStartError(f"vLLM did not start: {cause}") from error
 
 
