@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trinity.launcher.summary import (
+    Growth,
     MemoryWatch,
     RunSummary,
     StageRecorder,
@@ -119,3 +120,9 @@ def test_memory_of_children_counts() -> None:
         done.set()
         child.join(30)
     assert watch.peak_mb > before.peak_mb + 90 > 90
+
+
+def test_growth_after_a_fall_is_seen() -> None:
+    growth = Growth(1.01)
+    values = [470, 471, 940, 480, 570, 571, 576]
+    assert [value for value in values if growth.shows(value)] == [470, 940, 570, 576]

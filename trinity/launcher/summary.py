@@ -134,6 +134,23 @@ class StageRecorder:
         summary.tokens_per_second = summary.tokens / max(spent, 1e-9)
 
 
+class Growth:
+    """Says of a row of numbers where they have grown since they were last looked at, or fallen.
+
+    A fall counts: a process that has just been forked seems as large as its parent.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._reference = 0.0
+
+    def shows(self, value: float) -> bool:
+        """Whether ``value`` is above ``factor`` times the least since the last that was."""
+        has_grown = value > self._reference * self._factor
+        self._reference = value if has_grown else min(self._reference, value)
+        return has_grown
+
+
 class MemoryWatch:
     """Peak memory of a process and all below it, shared pages counted once (PSS).
 
@@ -148,7 +165,7 @@ class MemoryWatch:
     def __init__(self, pid: int | None = None, every_s: float = _SAMPLE_EVERY_S) -> None:
         self.peak_mb = 0.0
         self._pid = pid
-        self._most_resident = 0
+        self._growth = Growth(_WORTH_A_WALK)
         self._every_s = every_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
@@ -174,8 +191,7 @@ class MemoryWatch:
         except psutil.Error:
             return
         resident = sum(_memory(process, "memory_info") for process in family)
-        if resident > self._most_resident * _WORTH_A_WALK:
-            self._most_resident = resident
+        if self._growth.shows(resident):
             used = sum(_memory(process, "memory_full_info") for process in family)
             self.peak_mb = max(self.peak_mb, used / 2**20)
 
