@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from trinity.buffer.storage.journal import Appender, StorageError
+from trinity.buffer.writer.file import FileWriter
 from trinity.common.experience import Experience
 from trinity.utils.metrics import Metrics
 
 
-class RecordWriter:
+class RecordWriter(FileWriter):
     """Appends texts, rewards and ids to a `.jsonl` file; tokens and logprobs are not in it.
 
     A line is written while the run goes on, and the run goes on if it can't be: nothing is ever
@@ -22,18 +22,9 @@ class RecordWriter:
     """
 
     def __init__(self, path: str, logger: logging.Logger | None = None) -> None:
-        self.path = Path(path)
+        super().__init__(path)
         self._logger = logger or logging.getLogger(__name__)
-        self._num_writers = 0
-        self._appender: Appender | None = None
         self._writing: asyncio.Task[None] | None = None
-
-    async def acquire(self) -> int:
-        if self._appender is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._appender = Appender(self.path)
-        self._num_writers += 1
-        return self._num_writers
 
     async def write(self, experiences: Sequence[Experience]) -> Metrics:
         """Begin to append; returns as soon as the lines of the call before are on disk."""
@@ -57,14 +48,7 @@ class RecordWriter:
 
     async def release(self) -> int:
         await self._written()
-        self._num_writers -= 1
-        if self._num_writers == 0 and self._appender is not None:
-            self._appender.close()
-            self._appender = None
-        return self._num_writers
-
-    async def flush(self, until: int | None = None) -> None:
-        """Nobody waits for a record."""
+        return await super().release()
 
 
 def _readable(experience: Experience) -> dict[str, object]:
