@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from tests.e2e.command import Command
 from tests.e2e.conftest import Start
@@ -23,16 +24,21 @@ evaluated at its start."""
 
 
 def state_of(job: Path, step: int) -> dict[str, object]:
-    folder = job / f"global_step_{step}" / "actor"
-    files = ("model", "optim", "extra_state")
-    return {
-        name: torch.load(folder / f"{name}_world_size_1_rank_0.pt", weights_only=True)
-        for name in files
-    }
+    """What all ranks saved of actor and critic."""
+    folder = job / f"global_step_{step}"
+    found = {str(path.relative_to(folder)): _loaded(path) for path in folder.glob("*/*.pt")}
+    assert {"model_", "optim_", "extra_"} <= {Path(name).name[:6] for name in found}
+    return found
+
+
+def _loaded(path: Path) -> object:
+    return torch.load(path, weights_only=True)
 
 
 def differences(left: object, right: object, path: str = "") -> list[str]:
     """Where two nested states differ in a bit."""
+    if isinstance(left, DTensor) and isinstance(right, DTensor):  # this rank's part
+        left, right = left._local_tensor, right._local_tensor
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return [] if torch.equal(left, right) and left.dtype == right.dtype else [path]
     if isinstance(left, dict) and isinstance(right, dict):
@@ -86,6 +92,43 @@ def test_a_killed_run_goes_on_bitwise_the_same(
     resumed = start(config).succeed()
     step = int(resumed.screen.partition("resumed at step ")[2].split()[0])
     assert_same_end(resumed, finished, first_step=step + 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_run_with_all_that_has_a_state_goes_on_bitwise_the_same(
+    toy: Toy, start: Start, tmp_path: Path, ranks: int
+) -> None:
+    """Critic, adapter, schedules, a penalty that adapts, tasks and mini-batches in random order."""
+    rows = {"actor_rollout_ref": {"actor": {"shuffle": True}}}
+    settings = {
+        "buffer__total_steps": 4,
+        "buffer__explorer_input__taskset": {"data_selector": {"selector_type": "shuffle"}},
+        "model__lora_configs": [{"lora_rank": 4, "lora_alpha": 8}],
+        "algorithm__algorithm_type": "ppo",
+        "algorithm__kl_penalty_fn": "k2",
+        "algorithm__kl_penalty_fn_args": {"adaptive": True, "target_kl": 1e-6, "horizon": 100},
+        "algorithm__optimizer": {"lr_scheduler_type": "cosine", "lr_warmup_steps_ratio": 0.5},
+        "trainer__ppo_epochs": 2,
+        "trainer__mini_batch_size": 8,
+        "trainer__num_processes": ranks,
+        "trainer__save_interval": 1,
+        "trainer__save_hf_checkpoint": "never",
+        "trainer__trainer_config": rows,
+    }
+    unbroken = start(toy.config(tmp_path / "unbroken", **settings)).succeed()
+    config = toy.config(tmp_path, **settings)
+    killed = start(config)
+    killed.wait_for(lambda: "Checkpoint of step 1 is" in killed.log("trainer"), "a checkpoint")
+    killed.process.kill()
+    killed.wait()
+    resumed = start(config).succeed()
+    step = int(resumed.screen.partition("resumed at step ")[2].split()[0])
+    assert_same_end(resumed, unbroken, first_step=step + 1)
+    saved = state_of(resumed.job, 4)
+    assert len(saved) == 2 * 3 * ranks
+    first = scalars(unbroken.job, "trainer")
+    assert len(set(first["actor/lr"])) == 4 and first["critic/grad_norm"][-1] > 0
 
 
 def rows_read(path: Path) -> Counter[tuple[object, ...]]:
