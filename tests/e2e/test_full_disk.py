@@ -25,8 +25,18 @@ def after_error(log: str) -> str:
     return log.rpartition("could not be saved")[2]
 
 
-@pytest.mark.parametrize("rule", ["stop", pytest.param("continue", marks=pytest.mark.long)])
-def test_a_full_disk(toy: Toy, start: Start, tmp_path: Path, small_disk: Path, rule: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "ranks"),
+    [
+        ("stop", 1),
+        pytest.param("continue", 1, marks=pytest.mark.long),
+        pytest.param("stop", 2, marks=pytest.mark.long),
+        pytest.param("continue", 2, marks=pytest.mark.long),
+    ],
+)
+def test_a_full_disk(
+    toy: Toy, start: Start, tmp_path: Path, small_disk: Path, rule: str, ranks: int
+) -> None:
     config = toy.config(
         tmp_path,
         checkpoint_root_dir=str(small_disk),
@@ -34,6 +44,7 @@ def test_a_full_disk(toy: Toy, start: Start, tmp_path: Path, small_disk: Path, r
         trainer__save_interval=1,
         trainer__max_checkpoints_to_keep=1,
         trainer__on_save_error=rule,
+        trainer__num_processes=ranks,
         trainer__save_hf_checkpoint="never",
     )
     run = start(config)
@@ -52,6 +63,6 @@ def test_a_full_disk(toy: Toy, start: Start, tmp_path: Path, small_disk: Path, r
         )
         run.interrupt()
         assert run.wait() == 130
-    found = layout.find_latest(run.job)
-    assert found.folder is not None
+    assert layout.checkpoints(run.job) == [layout.find_latest(run.job).folder]  # the one kept
+    assert layout.drop_torn(run.job) == []
     assert run.remaining() == []

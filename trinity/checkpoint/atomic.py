@@ -32,11 +32,6 @@ def aside_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}{_SAVING}")
 
 
-def is_aside(path: Path) -> bool:
-    """Whether this is a file or folder that is not whole yet."""
-    return path.name.startswith(".") and path.name.endswith(_SAVING)
-
-
 @contextmanager
 def writing_folder(folder: Path) -> Iterator[Path]:
     """Write into the folder given; at the end of the block it becomes ``folder``.

@@ -112,10 +112,10 @@ def find_latest(job: Path) -> Found:
 
 
 def drop_torn(job: Path) -> list[str]:
-    """Remove what an interrupted save left behind; their names."""
-    leftovers = [path for path in Path(job).glob(".*") if atomic.is_aside(path)]
+    """Remove what interrupted saves left behind; their names. Nobody may be saving meanwhile."""
+    leftovers = list(Path(job).glob(".global_step_*.saving"))
     for path in leftovers:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path)
     return sorted(path.name for path in leftovers)
 
 

@@ -187,6 +187,8 @@ class Job:
         recorder = StageRecorder(stage, started)
         is_bench = plan.config.mode is Mode.BENCH
         resume = None if is_bench else find_resume_point(plan.job, logger.warning)
+        if plan.config.mode.trains:
+            layout.drop_torn(plan.job.path)
         listeners = [recorder.report, self.screen.report, *self.listeners]
         parts = build_parts(plan, resume, listeners, self.screen.say)
         self.screen.show(plan.table())
