@@ -49,7 +49,8 @@ def test_heads_and_ranks_that_do_not_divide_are_refused_with_what_would(tmp_path
     assert "3 ranks" in found and "4 attention heads and 2 key heads" in found and "1, 2" in found
     plan = plan_of(tmp_path, trainer={"num_processes": 3, "ulysses_sequence_parallel_size": 2})
     [found] = messages(plan)
-    assert "2 ranks share a sequence, and the trainer has 3" in found and "1, 3" in found
+    assert "2 ranks share a sequence, and the trainer has 3" in found
+    assert found.endswith("Set it to 1."), "3 ranks could not share the heads"
     gpus = replace(plan, gpus=GpuNeeds(0, 0, 4, 4))
     assert messages(gpus) == []
     assert divides(8, 32, 4) and not divides(8, 12, 4)
@@ -75,6 +76,13 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path, plan):
     (tmp_path / "model/tokenizer.json").write_text(json.dumps(tokenizer))
     [found] = messages(plan)
     assert "ids up to 97, but the embedding has 97 rows" in found
+    (tmp_path / "model/tokenizer.json").unlink()
+    (tmp_path / "model/vocab.json").write_text(json.dumps({"a": 0, "b": 96}))
+    assert messages(plan) == []
+    added = {"added_tokens_decoder": {"99": {"content": "<new>"}}}
+    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps(added))
+    [found] = messages(plan)
+    assert "ids up to 99" in found
 
 
 def test_a_checkpoint_of_another_model_is_refused(plan):
@@ -93,10 +101,28 @@ def test_a_checkpoint_of_another_model_is_refused(plan):
     assert "is of an adapter, and the file asks for a whole model" in found
 
 
+def test_a_checkpoint_that_the_critic_cannot_go_on_from_is_refused(tmp_path):
+    plan = plan_of(tmp_path, algorithm={"algorithm_type": "ppo", "repeat_times": 2})
+    folder = plan.job.path / "global_step_3"
+    for role in (layout.ACTOR, layout.CRITIC):
+        assert role == layout.ACTOR or "global_step_3 has no critic" in messages(plan)[0]
+        tiny_config().save_pretrained(folder / role / layout.HUGGING_FACE)
+        (folder / role / layout.shard_name("model", 1, 0)).touch()
+    assert messages(plan) == []
+    other = tiny_config(num_hidden_layers=1)
+    other.save_pretrained(folder / layout.CRITIC / layout.HUGGING_FACE)
+    [found] = messages(plan)
+    assert "critic of global_step_3 is of another architecture: its num_hidden_layers is 1" in found
+
+
 def test_an_adapter_for_modules_that_are_not_there_is_refused(tmp_path):
     plan = plan_of(tmp_path, lora={"target_modules": ["q_proj", "q_porj"]})
     [found] = messages(plan)
-    assert "'q_porj', which is none of the model's 15 linear modules" in found and "q_proj" in found
+    assert "'q_porj', which is none of the model's 14 linear modules" in found and "q_proj" in found
+    assert "lm_head" not in found
+    for target in (["q_proj", "lm_head"], "lm_.*"):
+        [found] = messages(plan_of(tmp_path, lora={"target_modules": target}))
+        assert "names the output layer, which gets no adapter" in found
     [found] = messages(plan_of(tmp_path, lora={"path": str(tmp_path)}))
     assert "no adapter_config.json" in found
     [found] = messages(plan_of(tmp_path, lora={"name": "my.adapter"}))

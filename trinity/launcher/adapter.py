@@ -31,7 +31,7 @@ def adapter_settings(config: Config) -> AdapterSettings | None:
 def adapter_problems(config: Config) -> Iterator[Problem]:
     """What keeps the adapter from being put on the model; a look at its modules takes a second."""
     adapter = adapter_settings(config)
-    if adapter is None:
+    if adapter is None or not config.model.lora_configs:
         return
     if not adapter.name.isidentifier():
         message = "The name of an adapter is part of the names of its weights."
@@ -47,8 +47,9 @@ def adapter_problems(config: Config) -> Iterator[Problem]:
         return  # a model of the hub, or a folder that is refused anyway
     model = empty_model(str(folder), config.trainer.trust_remote_code)
     if trouble := target_trouble(model, adapter.target_modules):
-        fix = "Name some of these, or `all-linear`."
-        yield Problem(f"{_KEY}.target_modules", f"{trouble}", fix, str(adapter.target_modules))
+        fix = "Name linear modules inside of the layers, or `all-linear`."
+        value = config.model.lora_configs[0].target_modules
+        yield Problem(f"{_KEY}.target_modules", trouble, fix, value)
 
 
 def _start(lora: LoRAConfig) -> str | None:

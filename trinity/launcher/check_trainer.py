@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trinity.checkpoint import layout
+from trinity.common.config import Config
+from trinity.common.config.derive import needs_critic
 from trinity.common.config.gpus import batch_problems
 from trinity.common.constants import TrainerType
 from trinity.common.errors import Problem
@@ -20,7 +22,11 @@ _SHAPE = (
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
     "vocab_size",
+    "tie_word_embeddings",
 )
 
 
@@ -46,32 +52,30 @@ def _sequence_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem
     trainer = plan.config.trainer
     size = trainer.ulysses_sequence_parallel_size
     ranks = plan.gpus.trainer or trainer.num_processes
-    if ranks % size:
-        divisors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
-        message = f"{size} ranks share a sequence, and the trainer has {ranks}."
-        yield Problem(_SEQUENCE, message, f"Set it to one of {divisors}.", size)
     heads = int(shape.get("num_attention_heads") or 0)
     keys = int(shape.get("num_key_value_heads") or heads)
-    if heads and not divides(size, heads, keys):
-        working = [n for n in range(1, ranks + 1) if ranks % n == 0 and divides(n, heads, keys)]
-        message = (
-            f"{size} ranks share a sequence, but can't share the model's {heads} attention heads "
-            f"and {keys} key heads evenly."
-        )
-        fix = f"Set it to one of {', '.join(map(str, working))}."
-        yield Problem(_SEQUENCE, message, fix, size)
-    if not plan.gpus.trainer and ranks % size == 0:
+    working = [n for n in range(1, ranks + 1) if ranks % n == 0 and divides(n, heads, keys)]
+    if size not in working:
+        message = f"{size} ranks share a sequence, and the trainer has {ranks}."
+        if ranks % size == 0:
+            message = (
+                f"{size} ranks share a sequence, but can't share the model's {heads} attention "
+                f"heads and {keys} key heads evenly."
+            )
+        choice = "1" if working == [1] else f"one of {', '.join(map(str, working))}"
+        yield Problem(_SEQUENCE, message, f"Set it to {choice}.", size)
+    elif not plan.gpus.trainer:
         yield from batch_problems(plan.config, ranks // size)
 
 
 def divides(size: int, heads: int, keys: int) -> bool:
-    """Whether ``size`` ranks can share the heads of a model."""
+    """Whether ``size`` ranks can share the heads of a model (0 where they are not known)."""
     return heads % size == 0 and (keys % size == 0 or size % keys == 0)
 
 
 def _tokenizer_problems(folder: Path, shape: dict[str, Any]) -> Iterator[Problem]:
     rows = int(shape.get("vocab_size") or 0)
-    highest = _highest_token(_read(folder / "tokenizer.json"))
+    highest = _highest_token(folder)
     if rows and highest >= rows:
         message = (
             f"The tokenizer has ids up to {highest}, but the embedding has {rows} rows "
@@ -81,12 +85,15 @@ def _tokenizer_problems(folder: Path, shape: dict[str, Any]) -> Iterator[Problem
         yield Problem("model.model_path", message, fix, str(folder))
 
 
-def _highest_token(tokenizer: dict[str, Any]) -> int:
-    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+def _highest_token(folder: Path) -> int:
+    """The largest id in the files of a tokenizer; -1 if none tells one."""
+    whole, config = _read(folder / "tokenizer.json"), _read(folder / "tokenizer_config.json")
+    vocabulary = (whole.get("model") or {}).get("vocab") or _read(folder / "vocab.json")
     is_counted = isinstance(vocabulary, list)
     ids = range(len(vocabulary)) if is_counted else vocabulary.values()
-    added = [token["id"] for token in tokenizer.get("added_tokens") or []]
-    return max([*ids, *added], default=-1)
+    added = [token["id"] for token in whole.get("added_tokens") or []]
+    added += map(int, config.get("added_tokens_decoder") or {})
+    return max([*ids, *added, *_read(folder / "added_tokens.json").values()], default=-1)
 
 
 def _checkpoint_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem]:
@@ -94,26 +101,50 @@ def _checkpoint_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Probl
     found = layout.find_latest(plan.job.path).folder
     if found is None:
         return
-    actor = found / layout.ACTOR
-    saved = _read(actor / layout.HUGGING_FACE / "config.json")
+    model = plan.config.model
     fix = "Set `continue_from_checkpoint: false`, give the job another name, or correct the model."
-    for name in _SHAPE:
-        if name in saved and name in shape and saved[name] != shape[name]:
-            message = (
-                f"The job's checkpoint {found.name} is of another architecture: its {name} is "
-                f"{saved[name]}, and the model's is {shape[name]}."
-            )
-            yield Problem("model.model_path", message, fix, plan.config.model.model_path)
-            return
-    was_adapter = (actor / layout.LORA_ADAPTER).is_dir()
-    is_adapter = bool(plan.config.model.lora_configs)
-    if actor.is_dir() and was_adapter != is_adapter:
+    if trouble := _other_shape(found / layout.ACTOR, shape):
+        message = f"The job's checkpoint {found.name} is of another architecture: {trouble}."
+        yield Problem("model.model_path", message, fix, model.model_path)
+        return
+    was_adapter = (found / layout.ACTOR / layout.LORA_ADAPTER).is_dir()
+    is_adapter = bool(model.lora_configs)
+    if (found / layout.ACTOR).is_dir() and was_adapter != is_adapter:
         kinds = {True: "an adapter", False: "a whole model"}
         message = (
             f"The job's checkpoint {found.name} is of {kinds[was_adapter]}, and the file asks for "
             f"{kinds[is_adapter]}."
         )
         yield Problem("model.lora_configs", message, fix)
+    if needs_critic(plan.config):
+        yield from _critic_problems(plan.config, found)
+
+
+def _critic_problems(config: Config, checkpoint: Path) -> Iterator[Problem]:
+    critic = checkpoint / layout.CRITIC
+    if not critic.is_dir():
+        message = (
+            f"The job's checkpoint {checkpoint.name} has no critic, which "
+            f"{config.algorithm.algorithm_type} goes on with."
+        )
+        fix = "Set `continue_from_checkpoint: false`, or give the job another name."
+        yield Problem("algorithm.algorithm_type", message, fix, config.algorithm.algorithm_type)
+        return
+    path = config.model.critic_model_path or config.model.model_path
+    trouble = _other_shape(critic, _read(Path(path).expanduser() / "config.json"))
+    if trouble:
+        message = f"The critic of {checkpoint.name} is of another architecture: {trouble}."
+        fix = "Correct the critic's model, or give the job another name."
+        yield Problem("model.critic_model_path", message, fix, path)
+
+
+def _other_shape(saved_in: Path, shape: dict[str, Any]) -> str | None:
+    """Where a saved model and a model's ``config.json`` differ, or None."""
+    saved = _read(saved_in / layout.HUGGING_FACE / "config.json")
+    for name in _SHAPE:
+        if name in saved and name in shape and saved[name] != shape[name]:
+            return f"its {name} is {saved[name]}, and the model's is {shape[name]}"
+    return None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -34,7 +34,6 @@ def test_decay_to_the_least_rate():
     wanted = [0.5, 1] + [0.1 + 0.9 * (1 + math.cos(math.pi * n / 4)) / 2 for n in range(5)]
     assert factors(cosine, 7) == pytest.approx(wanted)
     assert cosine.factor(50) == pytest.approx(0.1)
-    assert factors(Schedule("linear", total_steps=4), 5) == [1, 0.75, 0.5, 0.25, 0]
 
 
 def test_a_schedule_that_needs_the_number_of_steps_says_so():

@@ -48,8 +48,8 @@ class TrainerConfig(ConfigModel):
     trainer_type: TrainerType = TrainerType.TORCH
     """Backend: `torch` (built in), `verl` or `tinker`."""
 
-    trainer_strategy: TrainerStrategy = TrainerStrategy.FSDP2
-    """How the model is spread over GPUs: `fsdp2`, `fsdp` (the same with `torch`), `megatron`."""
+    trainer_strategy: TrainerStrategy = TrainerStrategy.FSDP
+    """How the model is spread over GPUs: `fsdp`, `fsdp2` (the same with `torch`) or `megatron`."""
 
     num_processes: int = Field(1, ge=1)
     """Processes that share the model on a machine without GPUs; with GPUs there is one for each."""

@@ -75,19 +75,35 @@ def add_adapter_inplace(model: PreTrainedModel, settings: AdapterSettings) -> No
 
 def target_trouble(model: PreTrainedModel, targets: str | tuple[str, ...]) -> str | None:
     """Why an adapter can't go where it is asked for, in one sentence, or None."""
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    known = sorted({name.rpartition(".")[2] for name in linear})
-    if isinstance(targets, str):
-        is_known = targets == "all-linear" or any(re.fullmatch(targets, name) for name in linear)
-        missing = [] if is_known else [targets]
-    else:
-        missing = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in linear)]
+    if targets == "all-linear":
+        return None
+    output = model.get_output_embeddings()
+    linear = {name: module for name, module in model.named_modules() if _is_linear(module)}
+    inner = [name for name, module in linear.items() if module is not output]
+    asked = (targets,) if isinstance(targets, str) else targets
+    matches = re.fullmatch if isinstance(targets, str) else _is_or_ends_in
+    if any(matches(target, name) for target in asked for name in linear.keys() - set(inner)):
+        return _refusal_of("output layer")
+    missing = [target for target in asked if not any(matches(target, name) for name in inner)]
     if not missing:
         return None
+    known = sorted({name.rpartition(".")[2] for name in inner})
     return (
-        f"target_modules has {missing[0]!r}, which is none of the model's {len(linear)} linear "
+        f"target_modules has {missing[0]!r}, which is none of the model's {len(inner)} linear "
         f"modules. Their names end in {', '.join(known)}."
     )
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _is_or_ends_in(target: str, name: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _refusal_of(end: str) -> str:
+    return f"target_modules names the {end}, which gets no adapter."
 
 
 def empty_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -259,9 +275,7 @@ def _refuse_ends(model: PreTrainedModel) -> None:
     }
     for what, module in ends.items():
         if hasattr(module, "base_layer"):
-            raise ValueError(
-                f"lora_configs.target_modules names the {what}, which gets no adapter."
-            )
+            raise ValueError(_refusal_of(what))
 
 
 def _named_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

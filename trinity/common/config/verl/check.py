@@ -16,18 +16,14 @@ from trinity.common.errors import Problem
 
 _PREFIX = "trainer.trainer_config"
 _KINDS: dict[str, tuple[type, ...]] = {
-    "int": (int,),
+    "count": (int,),
     "float": (int, float),
     "bool": (bool,),
-    "text": (str,),
-    "list": (list, tuple),
 }
 _KIND_WORDS = {
-    "int": "a whole number",
+    "count": "a whole number of at least 1",
     "float": "a number",
     "bool": "true or false",
-    "text": "a word",
-    "list": "a list",
 }
 
 
@@ -57,6 +53,10 @@ def _judge(case: Case, key: str, value: Any) -> Iterator[Problem]:
         yield from _fixed(entry, value)
     elif entry.use is Use.SAME:
         yield from _same(case, entry, value)
+    elif entry.like and value is not None:
+        taken = coerced(case.given, entry.like, value)
+        if isinstance(taken, Problem):
+            yield _problem(key, taken.message, taken.fix, value)
     elif entry.kind and value is not None:
         yield from _typed(entry, value)
 
@@ -134,7 +134,8 @@ def _same(case: Case, entry: VerlKey, value: Any) -> Iterator[Problem]:
 
 def _typed(entry: VerlKey, value: Any) -> Iterator[Problem]:
     is_flag = isinstance(value, bool)
-    if not isinstance(value, _KINDS[entry.kind]) or (is_flag and entry.kind != "bool"):
+    is_kind = isinstance(value, _KINDS[entry.kind]) and is_flag == (entry.kind == "bool")
+    if not is_kind or (entry.kind == "count" and value < 1):
         message = f"This must be {_KIND_WORDS[entry.kind]}."
         yield _problem(entry.key, message, "Correct the value.", value)
 

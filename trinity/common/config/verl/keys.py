@@ -47,7 +47,8 @@ class VerlKey:
         allowed: Values that need nothing done (`VERL` with the torch backend, and `PROGRAM`).
         why: Why other values are refused, or what the key means here.
         values: veRL's value -> ours, where they are spelled differently.
-        kind: What a value is: "int", "float", "bool", "text", "list".
+        kind: What a value is: "count" (1, 2 ...), "float", "bool".
+        like: Our key that takes the same values, in place of ``kind``.
     """
 
     key: str
@@ -57,6 +58,7 @@ class VerlKey:
     why: str = ""
     values: Mapping[Any, Any] = field(default_factory=dict)
     kind: str = ""
+    like: str = ""
 
 
 ACTOR = "actor_rollout_ref.actor"
@@ -93,14 +95,13 @@ def _optimizer_own() -> Iterator[VerlKey]:
 
 
 def _optimizer_critic() -> Iterator[VerlKey]:
-    what = "the critic's optimizer"
-    floats = ("lr", "lr_warmup_steps_ratio", "min_lr_ratio", "weight_decay")
-    for name in floats:
-        yield VerlKey(f"critic.optim.{name}", Use.BOTH, why=what, kind="float")
-    yield VerlKey("critic.optim.lr_warmup_steps", Use.BOTH, why=what, kind="int")
-    yield VerlKey("critic.optim.warmup_style", Use.BOTH, why=what, kind="text")
-    yield VerlKey("critic.optim.lr_scheduler_type", Use.BOTH, why=what, kind="text")
-    yield VerlKey("critic.optim.betas", Use.BOTH, why=what, kind="list")
+    what, ours = "the critic's optimizer", "algorithm.optimizer"
+    for name in ("lr", "lr_warmup_steps_ratio", "min_lr_ratio", "weight_decay", "lr_warmup_steps"):
+        yield VerlKey(f"critic.optim.{name}", Use.BOTH, why=what, like=f"{ours}.{name}")
+    for name in ("warmup_style", "lr_scheduler_type"):
+        like = f"{ours}.lr_scheduler_type"
+        yield VerlKey(f"critic.optim.{name}", Use.BOTH, why=what, like=like)
+    yield VerlKey("critic.optim.betas", Use.BOTH, why=what, like=f"{ours}.betas")
     yield _total_steps("critic")
 
 
@@ -112,7 +113,7 @@ def _total_steps(part: str) -> VerlKey:
 def _actor() -> Iterator[VerlKey]:
     yield VerlKey(f"{ACTOR}.strategy", Use.OWN, "trainer.trainer_strategy")
     rows = "rows of a micro-batch where `trainer.use_dynamic_bsz` is false"
-    yield VerlKey(f"{ACTOR}.ppo_micro_batch_size_per_gpu", Use.BOTH, why=rows, kind="int")
+    yield VerlKey(f"{ACTOR}.ppo_micro_batch_size_per_gpu", Use.BOTH, why=rows, kind="count")
     yield VerlKey(f"{ACTOR}.use_dynamic_bsz", Use.OWN, "trainer.use_dynamic_bsz")
     ours = "trainer.max_token_len_per_gpu"
     yield VerlKey(f"{ACTOR}.ppo_max_token_len_per_gpu", Use.OWN, ours)
@@ -161,11 +162,11 @@ def _reference() -> Iterator[VerlKey]:
     yield from _fsdp(REF)
     for part, what in ((REF, "the reference model's"), (ROLLOUT, "recomputed old")):
         why = f"rows of a forward pass for {what} logprobs, without dynamic batches"
-        yield VerlKey(f"{part}.log_prob_micro_batch_size_per_gpu", Use.BOTH, why=why, kind="int")
+        yield VerlKey(f"{part}.log_prob_micro_batch_size_per_gpu", Use.BOTH, why=why, kind="count")
         why = f"fill forward passes for {what} logprobs by tokens"
         yield VerlKey(f"{part}.log_prob_use_dynamic_bsz", Use.BOTH, why=why, kind="bool")
         why = f"tokens of a forward pass for {what} logprobs"
-        yield VerlKey(f"{part}.log_prob_max_token_len_per_gpu", Use.BOTH, why=why, kind="int")
+        yield VerlKey(f"{part}.log_prob_max_token_len_per_gpu", Use.BOTH, why=why, kind="count")
     name = "ulysses_sequence_parallel_size"
     yield VerlKey(f"{REF}.{name}", Use.SAME, f"trainer.{name}")
     yield VerlKey(f"{REF}.strategy", Use.SAME, "trainer.trainer_strategy")
@@ -194,7 +195,7 @@ def _critic() -> Iterator[VerlKey]:
     name = "ulysses_sequence_parallel_size"
     yield VerlKey(f"critic.{name}", Use.SAME, f"trainer.{name}")
     why = "largest gradient norm of the critic"
-    yield VerlKey("critic.grad_clip", Use.BOTH, why=why, kind="float")
+    yield VerlKey("critic.grad_clip", Use.BOTH, why=why, like="trainer.grad_clip")
     why = "how far a value may move from the old one before its loss is clipped"
     yield VerlKey("critic.cliprange_value", Use.BOTH, why=why, kind="float")
     for name in ("load_contents", "save_contents", "contents"):
@@ -204,9 +205,9 @@ def _critic() -> Iterator[VerlKey]:
 def _critic_batches() -> Iterator[VerlKey]:
     for way, what in (("ppo", "micro-batch"), ("forward", "forward pass")):
         why = f"rows of the critic's {what}, without dynamic batches"
-        yield VerlKey(f"critic.{way}_micro_batch_size_per_gpu", Use.BOTH, why=why, kind="int")
+        yield VerlKey(f"critic.{way}_micro_batch_size_per_gpu", Use.BOTH, why=why, kind="count")
         why = f"tokens of the critic's {what}, with dynamic batches"
-        yield VerlKey(f"critic.{way}_max_token_len_per_gpu", Use.BOTH, why=why, kind="int")
+        yield VerlKey(f"critic.{way}_max_token_len_per_gpu", Use.BOTH, why=why, kind="count")
     why = "fill the critic's batches by tokens"
     yield VerlKey("critic.use_dynamic_bsz", Use.BOTH, why=why, kind="bool")
 

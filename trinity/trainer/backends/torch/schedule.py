@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Warm-up, then constant, cosine or linear decay. Plain arithmetic: no state but the step.
+    """Warm-up, then the full rate or a cosine decay. Plain arithmetic: no state but the step.
 
     Args:
-        kind: "constant", "cosine" or "linear".
+        kind: "constant" or "cosine".
         warmup_steps: Steps until the full rate; -1: ``warmup_ratio`` of all steps.
         warmup_ratio: See ``warmup_steps``.
         total_steps: Steps of the run; needed by a decay and by a ratio.
@@ -23,10 +23,8 @@ class Schedule:
     min_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("constant", "cosine", "linear"):
-            raise ValueError(
-                f"lr_scheduler_type is {self.kind!r}; choose 'constant', 'cosine' or 'linear'."
-            )
+        if self.kind not in ("constant", "cosine"):
+            raise ValueError(f"lr_scheduler_type is {self.kind!r}; choose 'constant' or 'cosine'.")
         has_ratio = self.warmup_steps < 0 and self.warmup_ratio > 0
         if self.total_steps is None and (self.kind != "constant" or has_ratio):
             raise ValueError(
@@ -54,5 +52,4 @@ class Schedule:
             return 1.0
         assert self.total_steps is not None
         done = min((step - warmup) / max(self.total_steps - warmup, 1), 1.0)
-        decay = 0.5 * (1 + math.cos(math.pi * done)) if self.kind == "cosine" else 1 - done
-        return self.min_ratio + (1 - self.min_ratio) * decay
+        return self.min_ratio + (1 - self.min_ratio) * 0.5 * (1 + math.cos(math.pi * done))

@@ -145,7 +145,7 @@ class VerlTrainRank(CheckpointParts):
         if settings.critic is not None:
             self._model("critic")
         if settings.strategy == "fsdp" and settings.device == "cpu":
-            self._logger.warning("veRL's fsdp starts on GPUs only; fsdp2 does its work here.")
+            self._logger.info("veRL's fsdp starts on GPUs only; fsdp2 does its work here.")
         if actor.is_random and self._rank.rank == 0:
             self._logger.warning(settings.random_weights)
 
