@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
+from trinity.trainer.backends.torch.masters import SplitMasters, untouched_zeros
 from trinity.trainer.backends.torch.schedule import Schedule
 from trinity.trainer.backends.torch.weights import Weights
 
@@ -30,18 +33,19 @@ class MasterOptimizer:
         self.settings = settings
         self.num_steps = 0
         self._adam = torch.optim.AdamW(
-            list(weights.masters.items()),
+            list(weights.leaves.items()),
             lr=settings.lr,
             betas=settings.betas,
             eps=settings.eps,
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self._has_moments = not weights.keeps_gradients  # else Adam makes them at its first step
-        if weights.keeps_gradients:
-            for master in weights.masters.values():  # their place, for the same reason as there
-                moments = {name: torch.empty_like(master) for name in ("exp_avg", "exp_avg_sq")}
-                self._adam.state[master] = {"step": torch.zeros(()), **moments}
+        if weights.split is not None:  # else Adam makes them at its first step
+            shapes = [weight.shape for weight in weights.split.weights.values()]
+            moments = (untouched_zeros(shapes, torch.float32) for _ in range(2))
+            for weight, first, second in zip(weights.split.weights.values(), *moments, strict=True):
+                state = {"step": torch.zeros(()), "exp_avg": first, "exp_avg_sq": second}
+                self._adam.state[weight] = state
 
     @torch.no_grad()
     def step(self) -> dict[str, float]:
@@ -55,9 +59,11 @@ class MasterOptimizer:
         else:
             self._clip(norm)
             self._adam.param_groups[0]["lr"] = lr
-            self._fill_moments()
-            self._adam.step()
-            self.weights.publish()
+            if self.weights.split is None:
+                self._adam.step()
+                self.weights.publish()
+            else:
+                self._step_split(self.weights.split)
         self.weights.drop_gradients()
         self.num_steps += 1
         return metrics
@@ -66,14 +72,31 @@ class MasterOptimizer:
     def coming_bytes(self) -> int:
         """GPU memory that a step takes beyond what is there: gradients, and moments at first."""
         copies = 1 if self.num_steps else 3
-        return sum(copies * m.nbytes for m in self.weights.masters.values() if m.is_cuda)
+        return sum(copies * leaf.nbytes for leaf in self.weights.leaves.values() if leaf.is_cuda)
 
-    def _fill_moments(self) -> None:
-        if not self._has_moments:
-            for state in self._adam.state.values():
-                for name in ("exp_avg", "exp_avg_sq"):
-                    state[name].zero_()
-        self._has_moments = True
+    def _step_split(self, masters: SplitMasters) -> None:
+        for name, weight in masters.weights.items():
+            state = self._adam.state[weight]
+            parts = (masters.gradients[name], state["exp_avg"], state["exp_avg_sq"])
+            flat = [part.view(-1) for part in parts]
+            masters.change(name, partial(self._step_block, flat, state["step"]))
+            state["step"] += 1
+
+    def _step_block(self, flat: list[Tensor], step: Tensor, block: slice, values: Tensor) -> None:
+        group = self._adam.param_groups[0]
+        beta1, beta2 = group["betas"]
+        gradient, first, second = ([part[block]] for part in flat)
+        adamw(
+            *([values], gradient, first, second, [], [step.clone()]),
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
 
     def _clip(self, norm: Tensor) -> None:
         if self.settings.clip_grad and norm.is_cuda:  # the step itself divides by it
@@ -81,12 +104,10 @@ class MasterOptimizer:
         elif self.settings.clip_grad:
             scale = (self.settings.clip_grad / (norm + 1e-6)).clamp(max=1.0)
             if scale < 1:
-                gradients = [m.grad for m in self.weights.masters.values() if m.grad is not None]
-                torch._foreach_mul_(gradients, scale)
+                torch._foreach_mul_(self.weights.gradients(), scale)
 
     def state_dict(self) -> dict[str, object]:
         """As any PyTorch optimizer's, with the names of its parameters; moments as checkpointed."""
-        self._fill_moments()
         state = self._adam.state_dict()
         names = state["param_groups"][0]["param_names"]
         state["state"] = {
@@ -104,15 +125,20 @@ class MasterOptimizer:
         Raises:
             ValueError: A parameter has none.
         """
-        missing = sorted(set(self.weights.masters) - set(moments)) if moments else []
+        leaves = self.weights.leaves
+        missing = sorted(set(leaves) - set(moments)) if moments else []
         if missing:
             raise ValueError(
                 f"The optimizer state has no entry for {missing[0]} ({len(missing)} are missing)."
             )
-        self._has_moments |= bool(moments)
-        for name, master in self.weights.masters.items() if moments else ():
-            self._adam.state[master] = {
-                key: self.weights.localize(name, value) if value.ndim else value.clone()
-                for key, value in moments[name].items()
+        for name, leaf in leaves.items() if moments else ():
+            found = {
+                entry: self.weights.localize(name, value) if value.ndim else value.clone()
+                for entry, value in moments[name].items()
             }
+            if self.weights.split is None:
+                self._adam.state[leaf] = found
+            else:
+                for entry, value in found.items():
+                    self._adam.state[leaf][entry].copy_(value)
         self.num_steps = num_steps

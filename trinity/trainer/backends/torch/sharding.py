@@ -141,7 +141,7 @@ class ShardedWeights(Weights):
             parameter.grad = None
 
     def gradient_norm(self) -> Tensor:
-        norms = torch._foreach_norm([m.grad for m in self.masters.values() if m.grad is not None])
+        norms = torch._foreach_norm(self.gradients())
         return self._ranks.total(torch.stack(norms).square().sum()).sqrt()
 
     @torch.no_grad()

@@ -63,7 +63,9 @@ class ModelState:
             "num_steps": optimizer.num_steps,
             "rng": {"cpu": torch.get_rng_state()},
         }
-        weights: Mapping[str, Tensor] = _held(optimizer.weights.state_dict(), copies)  # type: ignore[assignment]  # a dict
+        trained = optimizer.weights
+        is_new = trained.split is not None
+        weights: Mapping[str, Tensor] = _held(trained.state_dict(), copies and not is_new)  # type: ignore[assignment]  # a dict
         moments: Mapping[str, object] = _held(optimizer.state_dict(), copies)  # type: ignore[assignment]  # a dict
         return cls(weights, moments, extra, rank, world_size, hf, adapter)
 
@@ -130,7 +132,7 @@ def load_state(optimizer: MasterOptimizer, folder: Path, weights_only: bool) -> 
     reader = ShardReader(folder)
     weights = optimizer.weights
     shapes = {name: tuple(p.shape) for name, p in weights.saved_parameters().items()}
-    reader.check_same(shapes, weights.state_dict().keys())
+    reader.check_same(shapes, weights.saved_names())
     weights.load(reader.weight)
     if not weights_only:
         extra = reader.extra()

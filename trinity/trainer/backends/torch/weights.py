@@ -1,12 +1,14 @@
 """The trained weights of a model: float32 masters, whatever dtype the model computes in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trinity.common.models.loading import cast_parameters
+from trinity.trainer.backends.torch.masters import SplitMasters
 
 _MASTER = "_trinity_master"
 
@@ -16,12 +18,13 @@ class Weights:
 
     Where the model computes in float32, a parameter is its own master. For any other dtype each
     backward pass adds its gradient to the master's in float32 at once and frees it: mixed
-    precision as FSDP does it, with gradients reduced in float32. On the CPU the masters' gradients
-    are made first and stay where they are: made later they would lie between activations, and cut
-    the memory into pieces.
+    precision as FSDP does it, with gradients reduced in float32. In bfloat16 on the CPU a master is
+    kept as what its weight lacks (`SplitMasters`), and gradients have their memory for good: made
+    in a pass they would lie between activations, and cut the memory into pieces.
 
     Attributes:
-        keeps_gradients: Whether gradients have their memory for good.
+        masters: By name. Whose are split are to be read only; `load` changes them.
+        split: They too, if they are split.
 
     Args:
         model: In float32; its parameters are cast to ``dtype``.
@@ -30,7 +33,8 @@ class Weights:
             a GPU.
     """
 
-    keeps_gradients = False
+    masters: Mapping[str, Tensor]
+    split: SplitMasters | None = None
 
     def __init__(
         self, model: PreTrainedModel, dtype: torch.dtype, device: str | None = None
@@ -38,46 +42,59 @@ class Weights:
         self.model = model
         self.dtype = dtype
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if dtype == torch.bfloat16 and all(p.is_cpu for p in trained.values()):
+            self.masters = self.split = split = SplitMasters(trained)
+            cast_parameters(model, dtype)
+            self._shadows = []
+            for name, parameter in trained.items():
+                _gather(parameter, _Gathered(split.gradients[name]))
+            return
         is_same = dtype == torch.float32 and device in (None, str(model.device))
-        self.masters = {
+        masters = {
             name: p if is_same else nn.Parameter(p.detach().to(device or p.device))
             for name, p in trained.items()
         }
+        self.masters = masters
         cast_parameters(model, dtype)
-        self._shadows = [] if is_same else [(p, self.masters[n]) for n, p in trained.items()]
+        self._shadows = [] if is_same else [(p, masters[n]) for n, p in trained.items()]
         for parameter, master in self._shadows:
-            parameter.register_post_accumulate_grad_hook(_gather_into(master))
-            setattr(parameter, _MASTER, master)
-        self.keeps_gradients = bool(self._shadows) and not any(p.is_cuda for p, _ in self._shadows)
-        if self.keeps_gradients:
-            for master in self.masters.values():
-                master.grad = torch.zeros_like(master)
+            _gather(parameter, master)
+
+    def gradients(self) -> list[Tensor]:
+        """Those that there are, of the masters."""
+        if self.split is not None:
+            return list(self.split.gradients.values())
+        return [m.grad for m in self.masters.values() if m.grad is not None]
 
     def collect(self) -> None:
         """Have every master hold its gradient, 0 where there was none."""
-        for master in self.masters.values():
+        for master in self.masters.values() if self.split is None else ():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
 
     def drop_gradients(self) -> None:
         """Forget all gradients."""
+        if self.split is not None:
+            torch._foreach_zero_(self.gradients())
+            return
         for master in self.masters.values():
-            if self.keeps_gradients and master.grad is not None:
-                master.grad.zero_()
-            else:
-                master.grad = None
+            master.grad = None
 
     def gradient_norm(self) -> Tensor:
         """L2 norm over all masters."""
-        norms = torch._foreach_norm([m.grad for m in self.masters.values() if m.grad is not None])
-        return torch.linalg.vector_norm(torch.stack(norms))
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.gradients())))
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the masters into the model."""
+        """Round the masters into the model, where they are not split."""
         if self._shadows:
             parameters, masters = zip(*self._shadows, strict=True)
             torch._foreach_copy_(list(parameters), list(masters))
+
+    @property
+    def leaves(self) -> Mapping[str, Tensor]:
+        """The masters, or the weights whose masters are split: what an optimizer knows them by."""
+        return self.masters if self.split is None else self.split.weights
 
     @property
     def is_partial(self) -> bool:
@@ -92,7 +109,7 @@ class Weights:
     def state_dict(self) -> dict[str, Tensor]:
         """All weights and persistent buffers by the model's own names, in float32.
 
-        Of a model that is trained in part, that part.
+        Of a model that is trained in part, that part. Where masters are split these are copies.
         """
         if self.is_partial:
             return {name: master.detach() for name, master in self.masters.items()}
@@ -100,8 +117,15 @@ class Weights:
         found = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             master = masters.get(id(tensor))
-            found[name] = (tensor if master is None else master).detach()
+            is_own = master is None and self.split is not None
+            found[name] = (
+                tensor.clone() if is_own else tensor if master is None else master
+            ).detach()
         return found
+
+    def saved_names(self) -> Set[str]:
+        """The names in `state_dict`."""
+        return self.masters.keys() if self.is_partial else self.model.state_dict().keys()
 
     def export(self, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Parameters as the model computes with them, each once, by Hugging Face name."""
@@ -114,13 +138,16 @@ class Weights:
         """Take up weights; ``read`` gives each by its name, whole."""
         for name, parameter in self.saved_parameters().items():
             whole = read(name)
+            if self.split is not None and name in self.split:
+                self.split.set(name, whole)
+                continue
             parameter.copy_(whole)
             if name in self.masters:
                 self.masters[name].copy_(whole)
 
     def localize(self, name: str, whole: Tensor) -> Tensor:
         """The part of a tensor shaped like master ``name`` that belongs to this process."""
-        return whole.to(self.masters[name].device, copy=True)
+        return whole.to(self.leaves[name].device, copy=True)
 
     def globalize(self, name: str, part: Tensor) -> Tensor:
         """The inverse of `localize`, as a checkpoint holds it."""
@@ -141,7 +168,20 @@ def gradient_of_master(weight: Tensor) -> Tensor | None:
     return found
 
 
-def _gather_into(master: nn.Parameter) -> Callable[[Tensor], None]:
+@dataclass
+class _Gathered:
+    """Where the gradient of a weight adds up, if its master is no tensor."""
+
+    grad: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.grad.device
+
+
+def _gather(parameter: nn.Parameter, master: nn.Parameter | _Gathered) -> None:
+    """Have a parameter's gradients go to its master."""
+
     def add(parameter: Tensor) -> None:
         if parameter.grad is None:  # it went to the master by itself
             return
@@ -151,4 +191,5 @@ def _gather_into(master: nn.Parameter) -> Callable[[Tensor], None]:
             master.grad.add_(parameter.grad.to(master.device))
         parameter.grad = None
 
-    return add
+    parameter.register_post_accumulate_grad_hook(add)
+    setattr(parameter, _MASTER, master)
