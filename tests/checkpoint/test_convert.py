@@ -59,6 +59,8 @@ def test_jobs_are_found_however_deep_they_lie(tmp_path):
     result = CliRunner().invoke(app, ["convert", "-c", str(tmp_path / "root")])
     assert result.exit_code == 0, result.output
     assert "[3/3]" in result.output
+    for name in ("project/a/global_step_1", "project/b/rft/global_step_1", "other/global_step_1"):
+        assert f"│ {name} " in result.output
     for job in jobs:
         assert (job / "global_step_1/actor/huggingface/model.safetensors").is_file()
 

@@ -56,6 +56,13 @@ def test_heads_and_ranks_that_do_not_divide_are_refused_with_what_would(tmp_path
     assert divides(8, 32, 4) and not divides(8, 12, 4)
 
 
+def test_an_engine_that_takes_its_number_format_from_the_folder_must_fit(tmp_path):
+    engine = {"rollout_model": {"engine_type": "torch", "dtype": "auto"}}
+    [found] = messages(plan_of(tmp_path, explorer=engine))
+    assert "own is float32, but `trainer.dtype` is bfloat16. Set `dtype: bfloat16`." in found
+    assert messages(plan_of(tmp_path, explorer=engine, trainer={"dtype": "float32"})) == []
+
+
 def test_batches_that_ranks_cannot_share_evenly_are_refused_with_what_would(tmp_path):
     uneven = {"batch_size": 3, "train_batch_size": 7, "total_steps": 1}
     rows = {"actor_rollout_ref": {"actor": {"ppo_micro_batch_size_per_gpu": 2}}}

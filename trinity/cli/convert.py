@@ -41,12 +41,19 @@ def command(
         outcomes.append(convert(folder, base_model_dir, merge))
     table = Table("checkpoint", "result", "")
     for outcome in outcomes:
-        table.add_row(outcome.folder.name, outcome.status, outcome.message)
+        table.add_row(_name_below(outcome.folder, checkpoint_dir), outcome.status, outcome.message)
     console.print(table)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         typer.echo(f"{outcome.folder}: {outcome.message}", err=True)
     raise typer.Exit(1 if failed else 0)
+
+
+def _name_below(folder: Path, root: Path) -> str:
+    """How a table of checkpoints below ``root`` names one of them."""
+    root = root.absolute()
+    is_below = folder.is_relative_to(root) and folder != root
+    return str(folder.relative_to(root)) if is_below else folder.name
 
 
 def _numbers(steps: str) -> list[int]:

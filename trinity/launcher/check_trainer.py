@@ -9,7 +9,7 @@ from trinity.checkpoint import layout
 from trinity.common.config import Config
 from trinity.common.config.derive import needs_critic
 from trinity.common.config.gpus import batch_problems
-from trinity.common.constants import TrainerType
+from trinity.common.constants import EngineType, TrainerType
 from trinity.common.errors import Problem
 from trinity.launcher.check_verl import verl_problems
 from trinity.launcher.plan import RunPlan
@@ -39,6 +39,7 @@ def trainer_problems(plan: RunPlan) -> Iterator[Problem]:
     shape = _read(folder / "config.json")
     if config.trainer.trainer_type is TrainerType.VERL:
         yield from verl_problems(plan)
+    yield from _number_format_problems(config, folder)
     yield from _sequence_problems(plan, shape)
     yield from _tokenizer_problems(folder, shape)
     yield from _checkpoint_problems(plan, shape)
@@ -46,6 +47,18 @@ def trainer_problems(plan: RunPlan) -> Iterator[Problem]:
         from trinity.launcher.adapter import adapter_problems
 
         yield from adapter_problems(config)
+
+
+def _number_format_problems(config: Config, folder: Path) -> Iterator[Problem]:
+    """``dtype: auto`` is the model folder's own, and engines take only what they run."""
+    model, own = config.explorer.rollout_model, config.trainer.dtype
+    if not config.mode.pairs or model.engine_type is not EngineType.TORCH or model.dtype != "auto":
+        return
+    found = _read_whole(folder / "config.json")
+    saved = str(found.get("dtype") or found.get("torch_dtype") or "float32")
+    if saved != own:
+        message = f"The model folder's own is {saved}, but `trainer.dtype` is {own}."
+        yield Problem("explorer.rollout_model.dtype", message, f"Set `dtype: {own}`.", "auto")
 
 
 def _sequence_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem]:
@@ -149,9 +162,15 @@ def _other_shape(saved_in: Path, shape: dict[str, Any]) -> str | None:
 
 def _read(path: Path) -> dict[str, Any]:
     """A JSON file of a model folder, its text part if it has several; {} if there is none."""
+    found = _read_whole(path)
+    text = found.get("text_config")
+    return text if isinstance(text, dict) else found
+
+
+def _read_whole(path: Path) -> dict[str, Any]:
+    """A JSON file; {} if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    text = found.get("text_config") if isinstance(found, dict) else None
-    return text if isinstance(text, dict) else found
+    return found if isinstance(found, dict) else {}

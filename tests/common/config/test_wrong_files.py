@@ -72,6 +72,13 @@ WRONG = [
         "Remove it",
         SFT,
     ),
+    Wrong(
+        "an engine of another number format than the trainer's",
+        {f"{ROLLOUT}.dtype": "float32"},
+        f"{ROLLOUT}.dtype",
+        "`trainer.dtype: float32`",
+        {"trainer.dtype": "float32"},
+    ),
     # Typos
     Wrong("section", {"trainr": {"save_interval": 5}}, "trainr", "`trainer`", {"trainr": DROP}),
     Wrong(

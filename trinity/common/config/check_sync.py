@@ -73,4 +73,24 @@ def _fully_async(case: Case) -> Iterator[Problem]:
         yield case.problem("explorer.max_inflight_batches", message, "Remove it.")
 
 
-SYNC_CHECKS: tuple[Check, ...] = (_method, _intervals, _over_rollout, _fully_async)
+def _number_format(case: Case) -> Iterator[Problem]:
+    """Weights go to the engines as the trainer computes with them."""
+    config = case.config
+    model, own = config.explorer.rollout_model, config.trainer.dtype
+    is_ours = model.engine_type in (EngineType.TORCH, EngineType.VLLM)
+    is_there = is_ours and config.trainer.trainer_type is not TrainerType.TINKER
+    if not (config.mode.pairs and is_there) or model.dtype in ("auto", own):
+        return
+    message = f"The engines take the trainer's weights as they are, and `trainer.dtype` is {own}."
+    other = "" if model.dtype == "float16" else f", or `trainer.dtype: {model.dtype}`"
+    fix = f"Set `dtype: {own}`{other}."
+    yield case.problem("explorer.rollout_model.dtype", message, fix)
+
+
+SYNC_CHECKS: tuple[Check, ...] = (
+    _method,
+    _intervals,
+    _over_rollout,
+    _fully_async,
+    _number_format,
+)
