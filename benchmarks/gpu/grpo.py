@@ -66,6 +66,7 @@ def with_trl(model: str, num_steps: int, folder: Path, gpu: str) -> dict[str, ob
             own = {"sampler": sampler, "step_s": mean, "samples_per_second": rate}
             return {**found, **own, "why_not_vllm": why}
         why = done.stderr[-1500:]
+        (folder / f"{sampler}_errors.txt").write_text(done.stderr)
         print(f"TRL with {sampler} failed: {done.stderr[-3000:]}", flush=True)
     return {"why_not_vllm": why}
 

@@ -5,9 +5,10 @@
 0.5B-shaped model, 512 samples at a time for each engine. Ours: tasks through scheduler, runner
 processes, model wrapper and engine process, as in a run, with one engine and (``--engines 2``) with
 two. Bare: `vllm.LLM.generate` on the same prompts, with the logprobs that training needs, as
-dictionaries and as flat lists, and without. `--part engine` is our engine alone, in this process,
-and a profile of it in the results' folder. Each on GPUs of its own, all at once, where there are
-enough; else one after the other.
+dictionaries and as flat lists, and without; as vLLM runs this model by itself (``bare``), and with
+the model runner that our engine chooses (``bare_v2``). `--part engine` is our engine alone, in this
+process, and a profile of it in the results' folder. Each on GPUs of its own, all at once, where
+there are enough; else side by side on one, and measured in turns, round by round.
 """
 
 import argparse
@@ -21,35 +22,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.gpu.common import RESULTS, model_folder, write
+from benchmarks.gpu.turns import COUNT, FOLDER, turn, wait_for_all
 
-BARE = """
-import json, sys, time
-from vllm import LLM, SamplingParams
-if __name__ == "__main__":
-    given = json.loads(open(sys.argv[1]).read())
-    llm = LLM(given["model"], dtype="bfloat16", max_model_len=given["max_model_len"],
-              gpu_memory_utilization=0.8, logprobs_mode="processed_logprobs")
-    asked = [{"prompt_token_ids": ids} for ids in given["ids"]]
-    found = {}
-    for name, logprobs, is_flat in (
-        ("with_logprobs", 0, False), ("with_flat_logprobs", 0, True), ("without", None, False)
-    ):
-        params = SamplingParams(n=given["samples"], max_tokens=given["new_tokens"],
-                                ignore_eos=True, logprobs=logprobs, flat_logprobs=is_flat,
-                                detokenize=False)
-        seconds = []
-        for _ in range(given["rounds"] + 1):
-            start = time.perf_counter()
-            llm.generate(asked, params, use_tqdm=False)
-            seconds.append(time.perf_counter() - start)
-        found[name] = seconds[1:]
-    print("FOUND " + json.dumps(found))
-"""
+BARE = ("bare", "bare_v2")
+
+_CACHE_BYTES = 8 * 2**30  # of keys and values, of each engine
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 def questions(count: int) -> list[str]:
@@ -75,12 +60,15 @@ def bare(args: argparse.Namespace, model: str) -> dict[str, list[float]]:
     given = {
         "model": model, "ids": prompt_ids(args, model), "samples": args.samples,
         "new_tokens": args.new_tokens, "rounds": args.rounds, "max_model_len": args.max_model_len,
+        "share": args.share, "cache_bytes": _CACHE_BYTES, "name": args.part,
     }  # fmt: skip
+    environment = os.environ | ({_RUNNER: "1"} if args.part == "bare_v2" else {})
     with tempfile.TemporaryDirectory() as folder:
-        script, file = Path(folder, "bare.py"), Path(folder, "given.json")
-        script.write_text(BARE)
+        file = Path(folder, "given.json")
         file.write_text(json.dumps(given))
-        done = subprocess.run([sys.executable, script, file], capture_output=True, text=True)
+        command = [sys.executable, "-m", "benchmarks.gpu.rollout_bare", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    print("\n".join(line for line in done.stdout.splitlines() if line.startswith("round")))
     for line in done.stdout.splitlines():
         if line.startswith("FOUND "):
             return dict(json.loads(line.removeprefix("FOUND ")))
@@ -97,7 +85,8 @@ async def engine_alone(args: argparse.Namespace, model: str) -> list[float]:
         VLLMEngineSettings(
             model,
             max_model_len=args.max_model_len,
-            gpu_memory_utilization=0.8,
+            gpu_memory_utilization=args.share,
+            kv_cache_bytes=_CACHE_BYTES,
             keeps_seeds=False,
         )
     )
@@ -142,7 +131,8 @@ def configuration(args: argparse.Namespace, model: str, folder: str) -> Any:
                     "engine_type": "vllm",
                     "engine_num": args.engines,
                     "dtype": "bfloat16",
-                    "gpu_memory_utilization": 0.8,
+                    "gpu_memory_utilization": args.share,
+                    "extra_engine_args": {"kv_cache_memory_bytes": _CACHE_BYTES},
                     "ignore_eos": True,
                     "enable_openai_api": False,
                 },
@@ -160,6 +150,7 @@ async def through_explorer(args: argparse.Namespace, plan: Any) -> list[float]:
     reporter = SimpleNamespace(report=lambda role, step, metrics: None)
     explorer, _ = build_explorer.build(plan, VersionBoard(), buffers, reporter)  # type: ignore[arg-type]
     await explorer.prepare()
+    await asyncio.to_thread(wait_for_all, "ours")
     seconds = []
     for round_ in range(args.rounds + 1):
         tasks = [
@@ -172,10 +163,12 @@ async def through_explorer(args: argparse.Namespace, plan: Any) -> list[float]:
             )
             for text in questions(prompts_of(args))
         ]
-        start = time.perf_counter()
-        explorer.scheduler.submit(round_, tasks)
-        result = await explorer.scheduler.collect(round_)
-        seconds.append(time.perf_counter() - start)
+        with ExitStack() as stack:
+            await asyncio.to_thread(stack.enter_context, turn())
+            start = time.perf_counter()
+            explorer.scheduler.submit(round_, tasks)
+            result = await explorer.scheduler.collect(round_)
+            seconds.append(time.perf_counter() - start)
         runs = [float(e.metrics["time/run_execution"]) for e in result.experiences]
         print(f"round {round_}: {seconds[-1]:.3f} s, longest run {max(runs):.3f} s", flush=True)
         tokens = sum(
@@ -208,7 +201,7 @@ def measure_part(args: argparse.Namespace) -> dict[str, float]:
     """Tokens a second of one of the parts, in this process."""
     model = model_folder("0.5b", args.tokenizer)
     total = args.prompts * args.samples * args.new_tokens
-    if args.part == "bare":
+    if args.part in BARE:
         found = bare(args, model)
         return {name: total / statistics.median(seconds) for name, seconds in found.items()}
     if args.part == "engine":
@@ -217,13 +210,12 @@ def measure_part(args: argparse.Namespace) -> dict[str, float]:
     return {"tokens_per_second": total * args.engines / statistics.median(ours(args, model))}
 
 
-def start_part(part: str, engines: int, gpus: list[str]) -> subprocess.Popen[str]:
+def start_part(part: str, engines: int, gpus: list[str], more: list[str]) -> subprocess.Popen[str]:
     """The same program for one part, on its GPUs."""
     command = [sys.executable, "-m", "benchmarks.gpu.rollout", *sys.argv[1:], "--part", part]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-    return subprocess.Popen(
-        [*command, "--engines", str(engines)], stdout=subprocess.PIPE, env=environment, text=True
-    )
+    command += ["--engines", str(engines), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
 
 
 def result_of(process: subprocess.Popen[str]) -> dict[str, float]:
@@ -233,12 +225,17 @@ def result_of(process: subprocess.Popen[str]) -> dict[str, float]:
     if process.returncode or not lines:
         print(output[-4000:], flush=True)
         return {}
-    print(lines[-1], flush=True)
+    rounds = [line for line in output.splitlines() if line.startswith("round ")]
+    print("\n".join([*rounds, lines[-1]]), flush=True)
     return dict(json.loads(lines[-1].removeprefix("PART ")))
 
 
 def all_parts(args: argparse.Namespace, gpus: list[str]) -> dict[str, dict[str, float]]:
-    wanted = [("ours", 1), ("bare", 1)] + ([("ours", args.engines)] if args.engines > 1 else [])
+    """What each part found, by its name and its number of engines."""
+    if len(gpus) == 1:
+        return in_turns(args, gpus)
+    wanted = [("ours", 1), *((part, 1) for part in BARE)]
+    wanted += [("ours", args.engines)] if args.engines > 1 else []
     running: dict[str, subprocess.Popen[str]] = {}
     found: dict[str, dict[str, float]] = {}
     free = list(gpus)
@@ -247,8 +244,26 @@ def all_parts(args: argparse.Namespace, gpus: list[str]) -> dict[str, dict[str, 
             found |= {name: result_of(process) for name, process in running.items()}
             running, free = {}, list(gpus)
         mine, free = free[:engines], free[engines:]
-        running[f"{part}_{engines}"] = start_part(part, engines, mine)
+        running[f"{part}_{engines}"] = start_part(part, engines, mine, [])
     return found | {name: result_of(process) for name, process in running.items()}
+
+
+def in_turns(args: argparse.Namespace, gpus: list[str]) -> dict[str, dict[str, float]]:
+    """All parts on one GPU."""
+    parts = ("ours", *BARE)
+    share = ["--share", str(args.share / len(parts))]
+    with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(len(parts)) as pool:
+        folder = os.environ.get(FOLDER, made)
+        os.environ |= {FOLDER: folder, COUNT: str(len(parts))}
+
+        def measured(part: str) -> dict[str, float]:
+            found = result_of(start_part(part, 1, gpus, share))
+            Path(folder, f"{part}.ended.ready").touch()  # nobody waits for one that failed
+            return found
+
+        return {
+            f"{part}_1": found for part, found in zip(parts, pool.map(measured, parts), strict=True)
+        }
 
 
 def visible_gpus() -> list[str]:
@@ -268,27 +283,27 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--part", choices=["ours", "bare", "engine"], help="only this, printed")
+    parser.add_argument("--share", type=float, default=0.8, help="of a GPU's memory, of all parts")
+    parser.add_argument("--part", choices=["ours", *BARE, "engine"], help="only this, printed")
     args = parser.parse_args()
     if args.part:
         print("PART " + json.dumps(measure_part(args)), flush=True)
         return
     model_folder("0.5b", args.tokenizer)
     found = all_parts(args, visible_gpus())
-    own, base = found["ours_1"].get("tokens_per_second"), found["bare_1"]
+    own = found["ours_1"].get("tokens_per_second")
     result: dict[str, object] = {
         "samples": args.prompts * args.samples,
         "new_tokens": args.new_tokens,
+        "rounds": args.rounds,
         "gpus": len(visible_gpus()),
         "explorer_tokens_per_second": own,
-        "bare_with_logprobs_tokens_per_second": base.get("with_logprobs"),
-        "bare_with_flat_logprobs_tokens_per_second": base.get("with_flat_logprobs"),
-        "bare_without_logprobs_tokens_per_second": base.get("without"),
     }
-    if own and base:
-        result["ratio"] = own / base["with_logprobs"]
-        result["ratio_to_flat_logprobs"] = own / base["with_flat_logprobs"]
-        result["ratio_to_without_logprobs"] = own / base["without"]
+    for part in BARE:
+        for kind, rate in found[f"{part}_1"].items():
+            result[f"{part}_{kind}_tokens_per_second"] = rate
+            if own:
+                result[f"ratio_to_{part}_{kind}"] = own / rate
     more = found.get(f"ours_{args.engines}", {}).get("tokens_per_second")
     if own and more and args.engines > 1:
         result |= {f"{args.engines}_engines_tokens_per_second": more, "scaling": more / own}

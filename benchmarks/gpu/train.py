@@ -108,7 +108,7 @@ async def utilisation(compiles: bool, packs: int) -> dict[str, object]:
         "is_compiled": compiles,
         "tokens_per_second": sum(lengths_of(batch)) / found["step_s"],
         "mfu": flops / found["step_s"] / PEAK_FLOPS,
-        "estimated_gib": estimated("1.5b", 8192, compiles) / 2**30,
+        "estimated_gib": estimated("1.5b", len(batch), 8192, compiles) / 2**30,
     }
 
 
@@ -121,7 +121,7 @@ async def small(compiles: bool) -> dict[str, object]:
         "is_compiled": compiles,
         "tokens_per_second": sum(lengths_of(batch)) / found["step_s"],
         "mfu": flops / found["step_s"] / PEAK_FLOPS,
-        "estimated_gib": estimated("0.6b", 16384, compiles) / 2**30,
+        "estimated_gib": estimated("0.6b", len(batch), 16384, compiles) / 2**30,
     }
 
 
@@ -143,8 +143,8 @@ async def shared(compiles: bool, max_tokens: int = 18432) -> dict[str, object]:
     }
 
 
-def estimated(shape: str, max_tokens: int, compiles: bool) -> float:
-    """Bytes that `trinity explain` foresees for this trainer on one GPU."""
+def estimated(shape: str, rows: int, max_tokens: int, compiles: bool) -> float:
+    """Bytes that `trinity explain` foresees for this trainer on one GPU, prompts not shared."""
     from trinity.common.config import Config, derive
 
     path = model_folder(shape)
@@ -154,9 +154,13 @@ def estimated(shape: str, max_tokens: int, compiles: bool) -> float:
         "mode": "train",
         "cluster": {"node_num": 1, "gpu_per_node": 1},
         "model": {"model_path": path, "max_model_len": 1024, "max_response_tokens": 896},
-        "trainer": {"max_token_len_per_gpu": max_tokens, "use_torch_compile": compiles},
+        "trainer": {
+            "max_token_len_per_gpu": max_tokens,
+            "use_torch_compile": compiles,
+            "enable_shared_prefix": False,
+        },
         "algorithm": {"algorithm_type": "grpo"},
-        "buffer": {"train_batch_size": 8, "batch_size": 1},
+        "buffer": {"train_batch_size": rows, "batch_size": 1},
     }
     config = derive(Config.model_validate(given)).config
     shape_of = find_shape(path)

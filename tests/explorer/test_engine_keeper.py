@@ -38,6 +38,14 @@ class MortalEngine:
         self.calls.append(f"load {ticket.version}")
         return ticket.digest
 
+    async def sleep(self) -> None:
+        await self.health()
+        self.calls.append("sleep")
+
+    async def wake(self) -> None:
+        await self.health()
+        self.calls.append("wake")
+
     def _require_life(self) -> None:
         if self.lives < 0:
             raise ProcessDied("gone for good")
@@ -97,3 +105,32 @@ async def test_errors_and_results_of_the_work_pass():
 
     with pytest.raises(ValueError, match="of the work"):
         await keeper(MortalEngine()).watching(fails())
+
+
+async def test_one_that_dies_before_it_rests_gets_no_weights_that_the_trainer_changes():
+    engine = MortalEngine(2)
+    keeper_ = keeper(engine)
+    await keeper_.load(ticket(1))
+    engine.die()
+    await keeper_.rest()
+    assert engine.calls == ["load 1", "prepare", "sleep", "sleep"]
+    await keeper_.load(ticket(2))
+    assert engine.calls[-1] == "load 2"
+
+
+async def test_one_that_dies_while_it_rests_is_woken_with_the_weights_before():
+    engine, other = MortalEngine(3), MortalEngine()
+    keeper_ = keeper(engine, other)
+
+    async def work() -> None:
+        await keeper_.load(ticket(1))
+        await keeper_.rest()
+        engine.die()
+        await until(lambda: engine.calls[-2:] == ["prepare", "sleep"])
+        await keeper_.wake()
+        assert engine.calls[-1] == "load 1"
+        await keeper_.rest()
+        await keeper_.wake()
+
+    await keeper_.watching(work())
+    assert engine.calls[-2:] == other.calls[-2:] == ["sleep", "wake"]

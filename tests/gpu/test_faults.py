@@ -16,6 +16,7 @@ import torch
 
 from tests.e2e.command import trinity_run
 from tests.e2e.test_grpo_run import scalars
+from tests.e2e.test_killed_parts import SLOW_REWARD
 from tests.e2e.toy import Toy
 from tests.synchronizer.test_nccl import fetch, is_same, weights
 from tests.trainer.toy import groups
@@ -195,23 +196,50 @@ def _nccl_config(toy, folder, **changes):
 
 @TWO_GPUS
 def test_a_killed_engine_comes_back_with_the_right_weights(toy, tmp_path):
-    slow = {"default_reward_fn_type": "toy_reward", "reward_fn_args": {"seconds": 0.5}}
     config = _nccl_config(
-        toy, tmp_path, buffer__total_steps=12, buffer__explorer_input__taskset=slow
+        toy, tmp_path, buffer__total_steps=12, buffer__explorer_input__taskset=SLOW_REWARD
     )
     with trinity_run(config, plugins=toy.plugins, env=_kept_environment()) as run:
-        run.wait_for(lambda: "Step 3:" in run.log("explorer"), "step 3")
+        run.wait_for(lambda: "Step 3:" in run.log("explorer"), "step 3", 400)
         actor = run.pid_of("engine")
         inner = [child.pid for child in psutil.Process(actor).children(recursive=True)]
         os.kill(actor, signal.SIGKILL)
         run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death", timeout_s=20)
-        run.succeed()
+        run.succeed(400)
         assert "Engine 0 is ready again" in run.log("explorer")
         assert run.remaining(grace_s=10) == []
     assert not any(psutil.pid_exists(pid) for pid in inner)
     assert scalars(run.job, "explorer")["rollout/model_version"] == list(range(12))
     kept = scalars(run.job, "trainer")
     assert kept["sample/model_version/mean"] == list(range(12))
+    assert max(map(abs, kept["actor/ppo_kl"])) < 0.02, kept["actor/ppo_kl"]
+
+
+def test_a_killed_engine_that_shares_its_gpu_comes_back_with_the_right_weights(toy, tmp_path):
+    config = toy.config(
+        tmp_path,
+        mode="colocate",
+        buffer__total_steps=6,
+        buffer__explorer_input__taskset=SLOW_REWARD,
+        cluster__gpu_per_node=1,
+        explorer__rollout_model=VLLM,
+        trainer__dtype="bfloat16",
+        trainer__use_torch_compile=False,
+        algorithm__optimizer={"lr": 1e-3, "lr_scheduler_type": "constant"},
+    )
+    with trinity_run(config, plugins=toy.plugins, env=_kept_environment()) as run:
+        run.wait_for(lambda: "Weights of version 3" in run.log("explorer"), "version 3", 400)
+        actor = run.pid_of("engine")
+        inner = [child.pid for child in psutil.Process(actor).children(recursive=True)]
+        os.kill(actor, signal.SIGKILL)
+        run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death", timeout_s=20)
+        run.succeed(400)
+        assert "Engine 0 is ready again" in run.log("explorer")
+        assert run.remaining(grace_s=10) == []
+    assert not any(psutil.pid_exists(pid) for pid in inner)
+    assert scalars(run.job, "explorer")["rollout/model_version"] == list(range(6))
+    kept = scalars(run.job, "trainer")
+    assert kept["sample/model_version/mean"] == list(range(6))
     assert max(map(abs, kept["actor/ppo_kl"])) < 0.02, kept["actor/ppo_kl"]
 
 

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from typing import cast
 
 from trinity.common.deadlines import within
-from trinity.common.models.protocol import InferenceEngine, WeightTicket
+from trinity.common.models.protocol import InferenceEngine, SleepingEngine, WeightTicket
 from trinity.utils import actor
 
 START_TIMEOUT_S = 900.0
@@ -23,6 +24,9 @@ class EngineKeeper:
 
         alive --death--> process started anew --prepare, load_weights--> alive
                            no further restart --> the watch ends with the error
+
+    One that dies while all `rest` comes back without weights, which the trainer is changing then,
+    and rests: it gets the next ones, or those before at `wake`.
 
     Args:
         engines: Of the model that is trained: they get the newest weights.
@@ -42,11 +46,23 @@ class EngineKeeper:
         self._logger = logger
         self._poll_s = poll_s
         self._ticket: WeightTicket | None = None
+        self._is_resting = False
+        self._without_weights: set[int] = set()
 
     async def load(self, ticket: WeightTicket) -> list[str]:
         """Give every engine the weights of ``ticket``; the digest of what each then runs."""
-        self._ticket = ticket
+        self._ticket, self._is_resting = ticket, False
         return await asyncio.gather(*map(self._load, range(len(self._engines))))
+
+    async def rest(self) -> None:
+        """Have the engines leave their GPUs to the trainer, until `load` or `wake`."""
+        self._is_resting = True
+        await asyncio.gather(*map(self._rest, range(len(self._engines))))
+
+    async def wake(self) -> None:
+        """End `rest` with the weights that were there before."""
+        self._is_resting = False
+        await asyncio.gather(*map(self._wake, range(len(self._engines))))
 
     async def watching(self, work: Coroutine[object, object, None]) -> None:
         """Do ``work`` while dead engines are brought back; the error if one can't be."""
@@ -69,7 +85,28 @@ class EngineKeeper:
             assert ticket is not None, "load() has set it"
             try:
                 async with self._locks[place]:
-                    return await self._engines[place].load_weights(ticket)
+                    digest = await self._engines[place].load_weights(ticket)
+                    self._without_weights.discard(place)
+                    return digest
+            except ConnectionError as error:
+                await self._bring_back(place, error)
+
+    async def _rest(self, place: int) -> None:
+        while True:
+            try:
+                async with self._locks[place]:
+                    return await cast(SleepingEngine, self._engines[place]).sleep()
+            except ConnectionError as error:
+                await self._bring_back(place, error)
+
+    async def _wake(self, place: int) -> None:
+        if place in self._without_weights and self._ticket is not None:
+            await self._load(place)
+            return
+        while True:
+            try:
+                async with self._locks[place]:
+                    return await cast(SleepingEngine, self._engines[place]).wake()
             except ConnectionError as error:
                 await self._bring_back(place, error)
 
@@ -108,7 +145,10 @@ class EngineKeeper:
         engine = actor.repairing(self._all[place])
         hint = "Its log says how far it came."
         await within(START_TIMEOUT_S, engine.prepare(), f"engine {place}", "a restart", hint)
-        if place < len(self._engines) and self._ticket is not None:
+        if place < len(self._engines) and self._is_resting:
+            self._without_weights.add(place)
+            await cast(SleepingEngine, engine).sleep()
+        elif place < len(self._engines) and self._ticket is not None:
             digest = await engine.load_weights(self._ticket)
             if self._ticket.digest and digest != self._ticket.digest:
                 raise RuntimeError(

@@ -5,12 +5,12 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol
 
 from trinity.common.constants import SyncStyle
 from trinity.common.deadlines import together, within
 from trinity.common.experience import Experience
-from trinity.common.models.protocol import InferenceEngine, SleepingEngine, WeightTicket
+from trinity.common.models.protocol import InferenceEngine, WeightTicket
 from trinity.common.workflows import Task
 from trinity.explorer.engine_keeper import START_TIMEOUT_S, EngineKeeper
 from trinity.explorer.evaluation import summarize_eval
@@ -270,11 +270,11 @@ class Explorer:
     async def _rest(self) -> None:
         """Leave the GPUs to the trainer, if it shares them: new weights end it, or `_wake`."""
         if self.settings.shares_gpus:
-            await asyncio.gather(*(cast(SleepingEngine, e).sleep() for e in self.engines))
+            await self._keeper.rest()
 
     async def _wake(self) -> None:
         if self.settings.shares_gpus:
-            await asyncio.gather(*(cast(SleepingEngine, e).wake() for e in self.engines))
+            await self._keeper.wake()
 
     async def take_newest_weights(self) -> None:
         """Bring the engines to the newest published weights, at the start and after a restart."""

@@ -24,6 +24,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -40,7 +41,7 @@ from trinity.common.models.protocol import (
 )
 from trinity.engine.vllm.adapter import ServedAdapter
 from trinity.engine.vllm.causes import telling_the_first_cause
-from trinity.engine.vllm.compat import seeds_on_cpu
+from trinity.engine.vllm.compat import choose_model_runner, seeds_on_cpu
 from trinity.engine.vllm.lumps import SCHEDULER
 from trinity.engine.vllm.memory import explaining_failure
 from trinity.engine.vllm.settings import VLLMEngineSettings
@@ -289,10 +290,12 @@ class VLLMEngine:
     def _start(self) -> AsyncLLM:
         # vLLM forks otherwise where it can, which threads of this process would not survive.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        choose_model_runner(self._settings)
         path = self._folder_with_weights()
         self._shapes = expected_shapes(path, self._settings.trust_remote_code)
         with explaining_failure(self._settings), telling_the_first_cause():
-            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args(path)))
+            arguments = AsyncEngineArgs(**self._engine_args(path))
+            llm = AsyncLLM.from_engine_args(arguments, usage_context=_usage())
         self._dtype = llm.vllm_config.model_config.dtype
         return llm
 
@@ -572,6 +575,12 @@ def _the_one(digests: Sequence[str], ticket: WeightTicket) -> str:
             f"{sorted(set(digests))}, but the trainer sent {ticket.digest}."
         )
     return str(digests[0])
+
+
+def _usage() -> UsageContext:
+    """How many requests vLLM runs at a time goes by what it is used for; by itself it is 128."""
+    is_cpu = current_platform.is_cpu()
+    return UsageContext.ENGINE_CONTEXT if is_cpu else UsageContext.OPENAI_API_SERVER
 
 
 def _new_group() -> str:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from trinity.trainer.backends.torch.packing import Segment
 
@@ -201,7 +200,7 @@ def _attend_backward(
         window_size_right=None if window < 0 else 0,
     )
     if is_gathered:
-        grad_key, grad_value = (_summed(g, slots, offsets) for g in (grad_key, grad_value))
+        grad_key, grad_value = _summed(grad_key, grad_value, slots, offsets)
     return grad_query, grad_key, grad_value
 
 
@@ -214,10 +213,22 @@ def _(
     )
 
 
-def _summed(grad_LGD: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
-    """[N, G, D] the sum over all places where a packed token was a key, in a fixed order."""
-    summed = embedding_bag(slots, grad_LGD.flatten(1), offsets, mode="sum")
-    return summed.view(-1, *grad_LGD.shape[1:])
+def _summed(
+    grad_key: Tensor, grad_value: Tensor, slots: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """[N, G, D] sums over all places where a packed token was a key, in a fixed order."""
+    from trinity.trainer.backends.torch.triton_gather import sum_slots
+
+    shape = (len(offsets), *grad_key.shape[1:])
+    width = grad_key[0].numel()
+    key, value = grad_key.contiguous(), grad_value.contiguous()
+    key_sum, value_sum = key.new_empty(shape), value.new_empty(shape)
+    sum_slots[(len(offsets),)](
+        *(key, value, key_sum, value_sum, slots, offsets),
+        *(len(offsets), len(slots), width),
+        block=1 << (width - 1).bit_length(),
+    )
+    return key_sum, value_sum
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
