@@ -3,11 +3,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.trainer.backends.process_ranks import rank_group
 from tests.trainer.backends.steps import assert_same, grpo, rows
-from tests.trainer.backends.test_torch_engine import settings
+from tests.trainer.backends.test_torch_checkpoint import state_of
+from tests.trainer.backends.test_torch_engine import plain_outputs, settings
 from tests.trainer.toy import model_folder
+from trinity.checkpoint.convert import convert
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
@@ -78,7 +81,36 @@ async def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_with_one(tmp_path
     single = TorchTrainEngine(given)
     await single.prepare()
     await single.load(path)
+    assert convert(path).status == "converted"
+    model = AutoModelForCausalLM.from_pretrained(path / "actor" / "huggingface")
+    logprob = (await single.forward(rows(7)))["logprob"]
+    with torch.no_grad():
+        plain = plain_outputs(model, rows(7))["logprob"]
+    torch.testing.assert_close(plain, logprob, atol=1e-5, rtol=1e-5)
     assert_same(await grpo(single, range(2, 4)), wanted, 5e-6)
+
+
+async def test_float32_masters_of_bfloat16_weights_go_from_one_process_to_two_and_back(tmp_path):
+    given = settings(model_folder(tmp_path / "model"), dtype="bfloat16")
+    single = TorchTrainEngine(given)
+    await single.prepare()
+    await grpo(single, range(2))
+    await single.save(tmp_path / "global_step_2")
+    await single.wait_saved()
+    with rank_group(given, 2) as group:
+        await group.prepare()
+        await group.load(tmp_path / "global_step_2")
+        await group.save(tmp_path / "global_step_3")
+        await group.wait_saved()
+    again = TorchTrainEngine(given)
+    await again.prepare()
+    await again.load(tmp_path / "global_step_3")
+    wanted, found = state_of(single), state_of(again)
+    embedding = wanted["model.embed_tokens.weight"]
+    assert not torch.equal(embedding, embedding.bfloat16().float())
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
+    assert await grpo(again, range(2, 4)) == await grpo(single, range(2, 4))
 
 
 def test_rows_are_split_by_groups_and_balanced():
