@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from trinity.algorithm.aggregate import LossScope
 from trinity.common.models.adapters import AdapterFolder, adapter_off, merged
 from trinity.common.models.protocol import WeightTicket
-from trinity.synchronizer.channel import WeightChannel
 from trinity.trainer.backends.torch import updates
 from trinity.trainer.backends.torch.microbatch import MicroBatch, plan_micro_batches
 from trinity.trainer.backends.torch.models import Placement, TrainedModel
@@ -36,6 +35,9 @@ from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective
 from trinity.utils.log import get_logger
 
+if TYPE_CHECKING:
+    from trinity.synchronizer.channel import WeightChannel
+
 T = TypeVar("T")
 
 _WRITERS = 4  # files of a checkpoint that a process writes at once
@@ -52,7 +54,9 @@ class TorchTrainEngine:
         channel: Carries weights to the engines; None if nobody takes them.
     """
 
-    def __init__(self, settings: TorchEngineSettings, channel: WeightChannel | None = None) -> None:
+    def __init__(
+        self, settings: TorchEngineSettings, channel: "WeightChannel | None" = None
+    ) -> None:
         self._settings = settings
         self._channel = channel
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="train")
