@@ -71,7 +71,7 @@ $(VLLM_VENV)/.vllm: pyproject.toml scripts/install.sh
 # veRL pins an older transformers, so it gets an environment of its own.
 $(VERL_VENV)/.verl: pyproject.toml scripts/install.sh
 	PYTHON=$(PYTHON) scripts/install.sh $(VERL_VENV) verl
-	$(VERL_VENV)/bin/python -m pip install --quiet pytest pytest-asyncio pytest-timeout
+	$(VERL_VENV)/bin/python -m pip install --quiet pytest pytest-asyncio pytest-timeout hypothesis
 	@touch $@
 
 clean:

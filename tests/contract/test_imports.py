@@ -65,6 +65,11 @@ def test_tasks_are_opened_and_workflows_written_without_torch():
     assert found.strip() == "[]"
 
 
+def test_what_refuses_a_run_loads_no_torch():
+    found = fresh("import sys, trinity.launcher.launch; print('torch' in sys.modules)")
+    assert found.strip() == "False"
+
+
 def test_the_command_line_shows_its_help_without_torch():
     found = fresh(
         "import sys\n"

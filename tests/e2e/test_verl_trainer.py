@@ -40,6 +40,9 @@ def test_a_run_goes_from_torch_to_verl_and_back(
     torch_again = ("trainer.trainer_type=torch", "trainer.num_processes=1")
     back = start(config, "buffer.total_steps=5", *torch_again).succeed()
     assert "resumed at step 4" in back.screen
+    again = start(config, "buffer.total_steps=6").succeed()
+    assert "resumed at step 5" in again.screen
+    assert len(scalars(job, "trainer")["actor/grad_norm"]) == 4
 
 
 def test_a_key_that_verl_does_not_have_is_refused(toy: Toy, start: Start, tmp_path: Path) -> None:

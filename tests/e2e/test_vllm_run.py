@@ -2,10 +2,7 @@
 
 import importlib.util
 import json
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -13,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import Start
 from tests.e2e.test_grpo_run import scalars
-from tests.e2e.test_killed_parts import SLOW_REWARD
+from tests.e2e.test_killed_parts import SLOW_REWARD, finishes_without_engine
 from tests.e2e.toy import Toy
 
 pytestmark = [
@@ -49,17 +46,6 @@ def test_vllm_killed_inside_a_run_of_an_adapter_comes_back_and_nothing_counts_tw
     run.wait_for(lambda: "Step 3:" in run.log("explorer"), "step 3")
     started = psutil.Process(run.process.pid).children(recursive=True)
     [inner] = [process for process in started if "EngineCore" in " ".join(process.cmdline())]
-    os.kill(inner.pid, signal.SIGKILL)
-    killed = time.monotonic()
-    run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death", timeout_s=10)
-    assert time.monotonic() - killed < 10
-    run.succeed()
-    assert "Engine 0 is ready again" in run.log("explorer")
-    found = scalars(run.job, "explorer")
-    assert found["rollout/experience_count"] == [16] * 5
-    assert found["rollout/model_version"] == [0, 1, 2, 3, 4]
-    trained = scalars(run.job, "trainer")
-    assert trained["sample/model_version/mean"] == [0, 1, 2, 3, 4]
-    assert max(trained["actor/ratio_max_deviation"]) < 1e-2
-    assert run.summary["stages"][0]["samples"] == 80
+    finishes_without_engine(run, inner.pid, steps=5)
+    assert max(scalars(run.job, "trainer")["actor/ratio_max_deviation"]) < 1e-2
     assert run.remaining() == []

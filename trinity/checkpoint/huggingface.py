@@ -4,9 +4,10 @@ import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from safetensors.torch import save_file
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -51,12 +52,14 @@ def copy_companions(source: Path, target: Path, only_missing: bool = False) -> l
 
 
 def save_weights(
-    weights: Iterable[tuple[str, Tensor]], folder: Path, max_shard_bytes: int = _MAX_SHARD_BYTES
+    weights: Iterable[tuple[str, "Tensor"]], folder: Path, max_shard_bytes: int = _MAX_SHARD_BYTES
 ) -> None:
     """Write weights as safetensors: one file, or numbered ones with an index above the bound.
 
     Tensors that share memory (tied embeddings) must come once.
     """
+    from safetensors.torch import save_file
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Tensor]] = [{}]

@@ -11,7 +11,6 @@ from trinity.common.config.derive import needs_critic
 from trinity.common.config.gpus import batch_problems
 from trinity.common.constants import EngineType, TrainerType
 from trinity.common.errors import Problem
-from trinity.launcher.check_verl import verl_problems
 from trinity.launcher.plan import RunPlan
 
 _SEQUENCE = "trainer.ulysses_sequence_parallel_size"
@@ -38,6 +37,8 @@ def trainer_problems(plan: RunPlan) -> Iterator[Problem]:
         return
     shape = _read(folder / "config.json")
     if config.trainer.trainer_type is TrainerType.VERL:
+        from trinity.launcher.check_verl import verl_problems
+
         yield from verl_problems(plan)
     yield from _number_format_problems(config, folder)
     yield from _sequence_problems(plan, shape)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -17,7 +18,6 @@ from trinity.checkpoint import huggingface, layout
 from trinity.common.config import Config, iterate_stages
 from trinity.common.constants import Mode
 from trinity.common.errors import ConfigError, Problem, TrinityError
-from trinity.launcher.build import Parts, build_parts
 from trinity.launcher.check_gpus import gpu_problems
 from trinity.launcher.check_trainer import trainer_problems
 from trinity.launcher.checks import find_start_problems
@@ -29,6 +29,9 @@ from trinity.launcher.reporter import Report
 from trinity.launcher.screen import Screen
 from trinity.launcher.summary import MemoryWatch, RunSummary, StageRecorder, StageSummary
 from trinity.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from trinity.launcher.build import Parts
 
 _EXIT_INTERRUPTED = 130
 _HURRIED_END_S = 3.0  # after a second Ctrl-C
@@ -55,7 +58,7 @@ class Job:
     screen: Screen = field(default_factory=Screen)
     plans: list[RunPlan] = field(default_factory=list)
     listeners: Sequence[Report] = ()
-    observe: Callable[[Parts], AbstractAsyncContextManager[None]] = lambda parts: nullcontext()
+    observe: Callable[["Parts"], AbstractAsyncContextManager[None]] = lambda parts: nullcontext()
     _is_interrupted: bool = False
 
     def plan(self) -> None:
@@ -179,6 +182,8 @@ class Job:
         summary: RunSummary,
         started: float,
     ) -> None:
+        from trinity.launcher.build import build_parts  # PyTorch: for a run that is not refused
+
         os.environ.update(plan.env_vars)
         logger = get_logger("launcher")
         for note in plan.notes:
@@ -224,7 +229,7 @@ class Job:
         self.screen.say(f"Task pipeline: {', '.join(found) or 'its result is there already'}.")
 
     @asynccontextmanager
-    async def _stopping_on_signal(self, parts: Parts) -> AsyncIterator[None]:
+    async def _stopping_on_signal(self, parts: "Parts") -> AsyncIterator[None]:
         """First Ctrl-C: finish the step under way and save. Second: stop at once."""
         loop = asyncio.get_running_loop()
         running = asyncio.current_task()
@@ -310,7 +315,7 @@ def _huggingface_folder(plan: RunPlan) -> str | None:
 
 
 @asynccontextmanager
-async def _closing(parts: Parts) -> AsyncIterator[None]:
+async def _closing(parts: "Parts") -> AsyncIterator[None]:
     try:
         yield
     finally:
