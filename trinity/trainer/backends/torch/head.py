@@ -4,8 +4,9 @@ a chunk of tokens.
 Shape letters: M = tokens, C = tokens of a chunk, V = vocabulary, D = hidden size.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trinity.algorithm.advantage_fn.entropy_clip import expected_entropy_score
+from trinity.common.models import kernels
 from trinity.trainer.backends.torch import head_kernels
 from trinity.trainer.backends.torch.weights import gradient_of_master
 
@@ -72,9 +74,11 @@ def expected_entropy_scores(
     divisor = temperature * spec.scale
     for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
         raw_CV = hidden[chunk] @ weight.t()
-        for part, own in _parts(chunk, len(weight)):
-            logits, _ = _logits(raw_CV[own], divisor[part], spec)
-            scores[part] = expected_entropy_score(logits)
+        for now in _chunks(*raw_CV.shape, _CACHE_ELEMENTS):
+            raw = raw_CV[now]
+            logits = raw.float() if spec.softcap is None else _bent(raw, spec)
+            found = expected_entropy_score(logits / divisor[chunk][now, None])
+            scores[chunk][now] = found
     return scores
 
 
@@ -102,23 +106,8 @@ class _TokenLogprobs(torch.autograd.Function):
         divisor = temperature * spec.scale
         for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
             raw_CV = hidden[chunk] @ weight.t()
-            if _has_kernels(hidden, spec):
-                kernels = (raw_CV, divisor[chunk], target[chunk])
-                found = head_kernels.token_statistics(*kernels, spec.wants_entropy)
-                logprob[chunk], log_norm[chunk], entropy[chunk] = found
-                continue
-            for part, own in _parts(chunk, len(weight)):
-                logits, _ = _logits(raw_CV[own], divisor[part], spec)
-                picked = logits.gather(1, target[part, None]).squeeze(1)
-                peak = logits.amax(dim=1)
-                shifted = logits.sub_(peak[:, None])
-                probs = shifted.exp()
-                total = probs.sum(dim=1)
-                log_norm[part] = total.log() + peak
-                logprob[part] = picked - log_norm[part]
-                if spec.wants_entropy:
-                    mean = torch.bmm(probs[:, None], shifted[:, :, None]).flatten() / total
-                    entropy[part] = total.log() - mean
+            found = _statistics(raw_CV, divisor[chunk], target[chunk], spec)
+            logprob[chunk], log_norm[chunk], entropy[chunk] = found
         kept = raw_CV if len(raw_CV) == len(hidden) else None
         ctx.save_for_backward(hidden, weight, target, divisor, log_norm, entropy, kept)
         ctx.spec = spec
@@ -133,21 +122,10 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight: Tensor | None = None
         total = gradient_of_master(weight) if ctx.needs_input_grad[1] else None
         grad_logprob, grad_entropy = grad_logprob / divisor, grad_entropy / divisor
-        if spec.wants_entropy and not _has_kernels(hidden, spec) and not grad_entropy.any():
-            spec = replace(spec, wants_entropy=False)  # it is only watched
+        per_token = (divisor, target, log_norm, entropy, grad_logprob, grad_entropy)
         for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
             raw_CV = hidden[chunk] @ weight.t() if kept is None else kept
-            is_done = _has_kernels(hidden, spec)
-            if is_done:
-                per_token = (divisor, target, log_norm, entropy, grad_logprob, grad_entropy)
-                head_kernels.logit_gradient_inplace(raw_CV, *(t[chunk] for t in per_token))
-            for part, own in () if is_done else _parts(chunk, len(weight)):
-                logits, slope = _logits(raw_CV[own], divisor[part], spec, wants_slope=True)
-                log_p = logits.sub_(log_norm[part, None])
-                grad = _logit_gradient(
-                    log_p, target[part], entropy[part], grad_logprob[part], grad_entropy[part], spec
-                )
-                raw_CV[own] = grad if slope is None else grad.mul_(slope)
+            _gradient_inplace(raw_CV, [t[chunk] for t in per_token], spec)
             grad_hidden[chunk] = raw_CV @ weight
             if total is not None:
                 _add_product_inplace(total, raw_CV, hidden[chunk])
@@ -172,41 +150,43 @@ def _add_product_inplace(total_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -
         total_VD[now].add_(grad_CV[:, now].t() @ hidden_CD)
 
 
-def _has_kernels(hidden: Tensor, spec: HeadSpec) -> bool:
-    return hidden.is_cuda and spec.softcap is None
+def _kernels(logits: Tensor) -> ModuleType:
+    return head_kernels if logits.is_cuda else kernels
 
 
-def _logits(
-    raw: Tensor, divisor: Tensor, spec: HeadSpec, wants_slope: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Products as logits of the sampling distribution (a new float32 tensor), and their slope."""
+def _statistics(
+    raw_CV: Tensor, divisor: Tensor, target: Tensor, spec: HeadSpec
+) -> tuple[Tensor, ...]:
+    """Log-probability of the target, log-norm and entropy of each row of products, [C]."""
+    find = _kernels(raw_CV).token_statistics
     if spec.softcap is None:
-        logits = raw.to(torch.float32, copy=True)
-        return (logits if _is_one(divisor) else logits.div_(divisor[:, None])), None
-    bend = (raw.float() / (spec.scale * spec.softcap)).tanh_()
-    slope = 1 - bend.square() if wants_slope else None
-    return bend.mul_((spec.softcap * spec.scale / divisor)[:, None]), slope
+        found: tuple[Tensor, ...] = find(raw_CV, divisor, target, spec.wants_entropy)
+        return found
+    parts = [
+        find(_bent(raw_CV[now], spec), divisor[now], target[now], spec.wants_entropy)
+        for now in _chunks(*raw_CV.shape, _CACHE_ELEMENTS)
+    ]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _is_one(divisor: Tensor) -> bool:
-    return divisor.device.type == "cpu" and bool((divisor == 1).all())
+def _gradient_inplace(raw_CV: Tensor, per_token: Sequence[Tensor], spec: HeadSpec) -> None:
+    """Replace products by the gradient at them."""
+    change = _kernels(raw_CV).logit_gradient_inplace
+    if spec.softcap is None:
+        change(raw_CV, *per_token)
+        return
+    for now in _chunks(*raw_CV.shape, _CACHE_ELEMENTS):
+        bent = _bent(raw_CV[now], spec)
+        slope = 1 - (bent / (spec.softcap * spec.scale)).square()
+        change(bent, *(t[now] for t in per_token))
+        raw_CV[now] = bent.mul_(slope)
 
 
-def _logit_gradient(
-    log_p: Tensor,
-    target: Tensor,
-    entropy: Tensor,
-    grad_logprob: Tensor,
-    grad_entropy: Tensor,
-    spec: HeadSpec,
-) -> Tensor:
-    """``g (1[target] - p) - e p (log p + H)``; changes ``log_p``."""
-    if spec.wants_entropy:
-        weight = (log_p + entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprob[:, None])
-        grad = log_p.exp_().mul_(weight).neg_()
-    else:
-        grad = log_p.exp_().mul_(-grad_logprob[:, None])
-    return grad.scatter_add_(1, target[:, None], grad_logprob[:, None])
+def _bent(raw: Tensor, spec: HeadSpec) -> Tensor:
+    """Products under the model's soft cap, times its scale, in float32."""
+    assert spec.softcap is not None
+    bound = spec.softcap * spec.scale
+    return (raw.float() / bound).tanh_().mul_(bound)
 
 
 def _chunks(num_tokens: int, num_columns: int, max_elements: int) -> Iterator[slice]:
@@ -215,10 +195,3 @@ def _chunks(num_tokens: int, num_columns: int, max_elements: int) -> Iterator[sl
     size = max(1, -(-num_tokens // num_chunks))
     for first in range(0, num_tokens, size):
         yield slice(first, min(first + size, num_tokens))
-
-
-def _parts(chunk: slice, num_columns: int) -> Iterator[tuple[slice, slice]]:
-    """Small slices of a chunk: among all tokens, and within the chunk."""
-    length = chunk.stop - chunk.start
-    for own in _chunks(length, num_columns, _CACHE_ELEMENTS):
-        yield slice(chunk.start + own.start, chunk.start + own.stop), own

@@ -9,9 +9,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from trinity.common.models.adapters import add_adapter_inplace
+from trinity.common.models.lean import make_lean_inplace
 from trinity.common.models.loading import cast_parameters, load_causal_lm, resolve_dtype
 from trinity.trainer.backends.torch.critic import Critic, load_value_model
-from trinity.trainer.backends.torch.lean import make_lean_inplace
 from trinity.trainer.backends.torch.optimizer import MasterOptimizer, OptimizerSettings
 from trinity.trainer.backends.torch.packed_model import PackedModel
 from trinity.trainer.backends.torch.policy import Policy

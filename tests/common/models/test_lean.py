@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 
 from tests.trainer.toy import groups, tiny_config
-from trinity.trainer.backends.torch.lean import make_lean_inplace
+from trinity.common.models.lean import make_lean_inplace
 from trinity.trainer.backends.torch.policy import Policy
 from trinity.trainer.backends.torch.weights import Weights
 from trinity.trainer.batch import TrainBatch
@@ -25,11 +25,12 @@ def two_models(dtype, **changes):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lean_layers_give_the_same_bits_and_gradients(dtype):
+def test_lean_layers_give_the_same_outputs_and_gradients(dtype):
     model, lean = two_models(dtype)
     ids = torch.randint(3, 97, (2, 300))
     found, wanted = (m(input_ids=ids).logits for m in (lean, model))
-    assert torch.equal(found, wanted)
+    gap = 1e-5 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(found, wanted, rtol=gap, atol=gap)
     weights = torch.randn(found.shape)
     for logits in (found, wanted):
         (logits.float() * weights).sum().backward()

@@ -1,0 +1,131 @@
+// Elementwise layers of a transformer and their gradients, each in one pass over memory.
+// Rows are contiguous. What PyTorch rounds to the tensor's dtype on its way is rounded here too.
+#include "vector.h"
+
+template <class T>
+static void rms_norm(const T* in, const T* weight, T* out, float* scales, long rows, long width,
+                     float eps, int threads) {
+    EACH_ROW for (long row = 0; row < rows; row++) {
+        const T* own = in + row * width;
+        Floats squares = {};
+        for (long i = 0; i < width; i += LANES) {
+            Floats x = load(own + i, width - i);
+            squares += x * x;
+        }
+        float scale = 1 / sqrtf(sum(squares) / width + eps);
+        if (scales) scales[row] = scale;
+        for (long i = 0; i < width; i += LANES) {
+            Floats unit = rounded<T>(load(own + i, width - i) * scale);
+            store(out + row * width + i, load(weight + i, width - i) * unit, width - i);
+        }
+    }
+}
+
+// `weight_grads` has a row for each block of rows: sums whose order no number of threads changes.
+template <class T>
+static void rms_norm_backward(const T* grad, const T* in, const T* weight, const float* scales,
+                              T* in_grad, float* weight_grads, long rows, long width, long block,
+                              int threads) {
+    EACH_ROW for (long first = 0; first < rows; first += block) {
+        float* total = weight_grads + first / block * width;
+        memset(total, 0, width * sizeof(float));
+        for (long row = first; row < rows && row < first + block; row++) {
+            const T* x = in + row * width;
+            const T* g = grad + row * width;
+            Floats products = {};
+            for (long i = 0; i < width; i += LANES) {
+                Floats product = load(g + i, width - i) * load(x + i, width - i) * scales[row];
+                store(total + i, load(total + i, width - i) + product, width - i);
+                products += product * load(weight + i, width - i);
+            }
+            float along = sum(products) / width;
+            for (long i = 0; i < width; i += LANES) {
+                Floats unit = load(x + i, width - i) * scales[row];
+                Floats own = load(g + i, width - i) * load(weight + i, width - i);
+                store(in_grad + row * width + i, (own - unit * along) * scales[row], width - i);
+            }
+        }
+    }
+}
+
+template <class T>
+static void silu_mul(const T* gate, const T* up, T* out, long size, int threads) {
+    EACH_ROW for (long i = 0; i < size; i += LANES) {
+        Floats g = load(gate + i, size - i);
+        store(out + i, rounded<T>(g * sigmoid(g)) * load(up + i, size - i), size - i);
+    }
+}
+
+// `grad` becomes the gradient of `up`.
+template <class T>
+static void silu_mul_backward(T* grad, const T* gate, const T* up, T* out, T* gate_grad, long size,
+                              int threads) {
+    EACH_ROW for (long i = 0; i < size; i += LANES) {
+        Floats g = load(gate + i, size - i), u = load(up + i, size - i);
+        Floats above = load(grad + i, size - i), gated = sigmoid(g);
+        Floats active = rounded<T>(g * gated);
+        store(out + i, active * u, size - i);
+        store(gate_grad + i, above * u * gated * (1.0f + g * (1.0f - gated)), size - i);
+        store(grad + i, active * above, size - i);
+    }
+}
+
+constexpr long GROUP = 64 * LANES;  // values added up on their own: long sums stay exact
+
+// Of softmax(logits / divisor): log-probability of the target, log of the norm, and entropy.
+template <class T>
+static void token_statistics(const T* logits, const float* divisor, const long* target,
+                             float* logprob, float* log_norm, float* entropy, long rows, long width,
+                             int threads) {
+    EACH_ROW for (long row = 0; row < rows; row++) {
+        const T* own = logits + row * width;
+        float factor = 1 / divisor[row];
+        Floats peaks = all(-INFINITY);
+        for (long i = 0; i < width; i += LANES)
+            peaks = larger(peaks, load(own + i, width - i, -INFINITY));
+        float peak = largest(peaks) * factor, total = 0, mean = 0;
+        for (long first = 0; first < width; first += GROUP) {
+            Floats probs = {}, means = {};
+            for (long i = first; i < width && i < first + GROUP; i += LANES) {
+                Floats below = load(own + i, width - i, -INFINITY) * factor - peak;
+                Floats p = exponential(below);
+                probs += p;
+                means += p > 0.0f ? p * below : p;
+            }
+            total += sum(probs);
+            mean += sum(means);
+        }
+        T picked = own[target[row]];
+        log_norm[row] = logf(total) + peak;
+        logprob[row] = load(&picked, 1)[0] * factor - log_norm[row];
+        if (entropy) entropy[row] = logf(total) - mean / total;
+    }
+}
+
+// Replaces logits by the gradient at them: g (1[target] - p) - e p (log p + H), both divided before.
+template <class T>
+static void logit_gradient(T* logits, const float* divisor, const long* target,
+                           const float* log_norm, const float* entropy, const float* grad_logprob,
+                           const float* grad_entropy, long rows, long width, int threads) {
+    EACH_ROW for (long row = 0; row < rows; row++) {
+        T* own = logits + row * width;
+        float factor = 1 / divisor[row], given = grad_logprob[row];
+        float spread = grad_entropy ? grad_entropy[row] : 0, mean = entropy ? entropy[row] : 0;
+        T* picked = own + target[row];
+        Floats log_p = load(picked, 1) * factor - log_norm[row];
+        Floats at_target = given - exponential(log_p) * (given + spread * (log_p + mean));
+        for (long i = 0; i < width; i += LANES) {
+            Floats log_q = load(own + i, width - i) * factor - log_norm[row];
+            Floats weight = given + spread * (log_q + mean);
+            store(own + i, -exponential(log_q) * weight, width - i);
+        }
+        store(picked, at_target, 1);
+    }
+}
+
+EXPORT(rms_norm)
+EXPORT(rms_norm_backward)
+EXPORT(silu_mul)
+EXPORT(silu_mul_backward)
+EXPORT(token_statistics)
+EXPORT(logit_gradient)
