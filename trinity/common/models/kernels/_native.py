@@ -27,9 +27,9 @@ def are_fit(*tensors: Tensor) -> bool:
 
 
 def rms_norm(rows_MD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    out, scales = torch.empty_like(rows_MD), _floats(len(rows_MD))
-    sizes = (_long(rows_MD.shape[0]), _long(rows_MD.shape[1]), ctypes.c_float(eps))
-    _run("rms_norm", rows_MD.dtype, rows_MD, weight_D, out, scales, *sizes)
+    out, scales = torch.empty_like(rows_MD), floats(len(rows_MD))
+    sizes = (ctypes.c_long(rows_MD.shape[0]), ctypes.c_long(rows_MD.shape[1]), ctypes.c_float(eps))
+    run("rms_norm", rows_MD.dtype, rows_MD, weight_D, out, scales, *sizes)
     return out, scales
 
 
@@ -38,34 +38,34 @@ def rms_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     num_rows, width = rows_MD.shape
     found_MD = torch.empty_like(rows_MD)
-    parts = _floats(-(-num_rows // _BLOCK), width)
-    sizes = (_long(num_rows), _long(width), _long(_BLOCK))
+    parts = floats(-(-num_rows // _BLOCK), width)
+    sizes = (ctypes.c_long(num_rows), ctypes.c_long(width), ctypes.c_long(_BLOCK))
     given = (grad_MD, rows_MD, weight_D, scales_M)
-    _run("rms_norm_backward", rows_MD.dtype, *given, found_MD, parts, *sizes)
+    run("rms_norm_backward", rows_MD.dtype, *given, found_MD, parts, *sizes)
     return found_MD, parts.sum(dim=0)
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     out = torch.empty_like(gate)
-    _run("silu_mul", gate.dtype, gate, up, out, _long(gate.numel()))
+    run("silu_mul", gate.dtype, gate, up, out, ctypes.c_long(gate.numel()))
     return out
 
 
 def silu_mul_backward_inplace(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     out, gate_grad = torch.empty_like(gate), torch.empty_like(gate)
-    _run("silu_mul_backward", gate.dtype, grad, gate, up, out, gate_grad, _long(gate.numel()))
+    run("silu_mul_backward", gate.dtype, grad, gate, up, out, gate_grad, ctypes.c_long(gate.numel()))
     return out, gate_grad
 
 
 def token_statistics(
     logits_MV: Tensor, divisor_M: Tensor, target_M: Tensor, wants_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    logprob, log_norm = _floats(len(logits_MV)), _floats(len(logits_MV))
+    logprob, log_norm = floats(len(logits_MV)), floats(len(logits_MV))
     entropy = torch.zeros_like(logprob)
     given = (logits_MV, divisor_M, target_M, logprob, log_norm)
-    sizes = (_long(logits_MV.shape[0]), _long(logits_MV.shape[1]))
+    sizes = (ctypes.c_long(logits_MV.shape[0]), ctypes.c_long(logits_MV.shape[1]))
     asked = entropy if wants_entropy else None
-    _run("token_statistics", logits_MV.dtype, *given, asked, *sizes)
+    run("token_statistics", logits_MV.dtype, *given, asked, *sizes)
     return logprob, log_norm, entropy
 
 
@@ -79,18 +79,17 @@ def logit_gradient_inplace(
     grad_entropy_M: Tensor | None,
 ) -> None:
     given = (divisor_M, target_M, log_norm_M, entropy_M, grad_logprob_M, grad_entropy_M)
-    sizes = (_long(logits_MV.shape[0]), _long(logits_MV.shape[1]))
-    _run("logit_gradient", logits_MV.dtype, logits_MV, *given, *sizes)
+    sizes = (ctypes.c_long(logits_MV.shape[0]), ctypes.c_long(logits_MV.shape[1]))
+    run("logit_gradient", logits_MV.dtype, logits_MV, *given, *sizes)
 
 
-_long = ctypes.c_long
-
-
-def _floats(*shape: int) -> Tensor:
+def floats(*shape: int) -> Tensor:
+    """Room for float32."""
     return torch.empty(shape, dtype=torch.float32)
 
 
-def _run(name: str, dtype: torch.dtype, *arguments: Any) -> None:  # tensors and C numbers
+def run(name: str, dtype: torch.dtype, *arguments: Any) -> None:  # tensors and C numbers
+    """Call a kernel; None is a null pointer."""
     given = [
         ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else a or ctypes.c_void_p()
         for a in arguments

@@ -20,6 +20,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from trinity.common.models.kernels.attention import (
+    AttentionTasks,
+    KeyLayout,
+    attention,
+    attention_backward,
+    fits,
+)
 from trinity.engine.torch.attention import AttentionOptions, tiled_attention
 from trinity.engine.torch.kv import GRAIN, round_up
 from trinity.trainer.backends.torch.packing import PackedRows, Segment
@@ -126,9 +133,17 @@ class AttentionPlan:
         self._device = device
         self._blocks: list[AttentionBlock] | None = None
         self._maps: dict[tuple[int, int], HeadMaps] = {}
+        self._tasks: AttentionTasks | None = None
         self.varlen: VarlenPlan | None = None
         if device.type == "cuda":
             self.varlen = plan_varlen(packed.segments, device)
+
+    @property
+    def tasks(self) -> AttentionTasks:
+        """The same for the CPU's kernels: each piece over the segments of its path."""
+        if self._tasks is None:
+            self._tasks = _tasks(self._packed.segments)
+        return self._tasks
 
     @property
     def blocks(self) -> list[AttentionBlock]:
@@ -154,6 +169,25 @@ def plan_attention(
 ) -> AttentionPlan:
     """How to compute attention of ``packed`` on ``device``."""
     return AttentionPlan(packed, device)
+
+
+def _tasks(segments: Sequence[Segment]) -> AttentionTasks:
+    trees: dict[int, list[Piece]] = {}
+    for segment in segments:
+        trees.setdefault(segment.path()[0].offset, []).extend(_cut(segment))
+    pieces = [piece for tree in trees.values() for piece in tree]
+    paths = [piece.segment.path() for piece in pieces]
+    spans = [span for path in paths for span in path]
+    places = [p.segment.offset + p.first - p.segment.first for p in pieces]
+    return AttentionTasks(
+        first_query=torch.tensor(places),
+        num_queries=torch.tensor([p.last - p.first for p in pieces]),
+        first_place=torch.tensor([p.first for p in pieces]),
+        spans_end=torch.tensor([len(path) for path in paths]).cumsum(0),
+        span_first=torch.tensor([span.offset for span in spans]),
+        span_length=torch.tensor([len(span.tokens) for span in spans]),
+        trees_end=torch.tensor([len(tree) for tree in trees.values()]).cumsum(0),
+    )
 
 
 def _cut(segment: Segment) -> Iterator[Piece]:
@@ -260,10 +294,40 @@ def packed_attention(
     if varlen is not None and softcap is None and fits_varlen(query):
         out = varlen_attention(query_NHD, key_NGD, value_NGD, varlen, scale, sliding_window)
         return out[None], None
+    if softcap is None:
+        rows = tuple(t.contiguous() for t in (query_NHD, key_NGD, value_NGD))
+        if fits(*rows):
+            found: Tensor = _NativeAttention.apply(*rows, attention_plan.tasks, options)
+            return found[None], None
     is_own = query.device.type == "cpu" or softcap is not None
     attend = _PackedAttention.apply if is_own else _fused_attention
     out_NHD = attend(query_NHD, key_NGD, value_NGD, attention_plan, options)
     return out_NHD[None], None
+
+
+class _NativeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # autograd's context
+        query_NHD: Tensor,
+        key_NGD: Tensor,
+        value_NGD: Tensor,
+        tasks: AttentionTasks,
+        options: AttentionOptions,
+    ) -> Tensor:
+        given = (query_NHD, key_NGD, value_NGD)
+        layout = KeyLayout.of_tokens(key_NGD)
+        out_NHD, log_norm_NH = attention(*given, tasks, layout, options.scale, options.window)
+        ctx.save_for_backward(*given, log_norm_NH)
+        ctx.tasks, ctx.options = tasks, options
+        return out_NHD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NHD: Tensor) -> tuple[Tensor | None, ...]:  # autograd's context
+        options: AttentionOptions = ctx.options
+        given = (grad_NHD.contiguous(), *ctx.saved_tensors, ctx.tasks)
+        return *attention_backward(*given, options.scale, options.window), None, None
 
 
 class _PackedAttention(torch.autograd.Function):

@@ -1,0 +1,324 @@
+// Causal attention of queries over keys that lie in spans, and its gradient.
+//
+// A task is a run of queries, one after the other in memory, that see the same spans of keys: the
+// first query sees all keys before its place and the one there, the next one more, and so on.
+// What comes out for a query depends on its own keys alone, to the last bit: not on the task it is
+// in, nor on how the spans are cut. So a token is trained with the bits it was sampled with.
+#include <cstdlib>
+
+#include "vector.h"
+
+struct Tasks {
+    const long* first_query;  // row of the first query
+    const long* num_queries;
+    const long* first_place;  // of that query among its keys, counted from 0
+    const long* spans_end;    // where the task's spans end in the two below
+    const long* span_first;   // where the span begins, in span strides
+    const long* span_length;  // in keys
+};
+
+struct Shape {
+    long num_tasks, num_heads, kv_heads;
+    long span_stride, key_stride, head_stride;  // in values
+    long window;                   // keys a query sees at most
+    float scale;
+};
+
+static long whole(long count) { return (count + LANES - 1) / LANES * LANES; }
+
+// Memory of one thread.
+struct Scratch {
+    float* at;
+    explicit Scratch(long size) : at((float*)aligned_alloc(64, whole(size) * sizeof(float))) {}
+    ~Scratch() { free(at); }
+    Scratch(const Scratch&) = delete;
+};
+
+// Sums of neighbouring groups of 1, 2, 4 or 8 lanes, those of `a` and `b` in turns.
+static inline Floats fold1(Floats a, Floats b) {
+    return __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+}
+
+static inline Floats fold2(Floats a, Floats b) {
+    return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+           __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+
+static inline Floats fold4(Floats a, Floats b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+}
+
+static inline Floats fold8(Floats a, Floats b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+
+// Products of a row with sixteen others of W vectors each.
+template <int W>
+static inline Floats products(const Floats (&row)[W], const float* others) {
+    Floats sums[LANES];
+    for (int i = 0; i < LANES; i++) {
+        sums[i] = row[0] * load(others + i * W * LANES);
+        for (int w = 1; w < W; w++) sums[i] += row[w] * load(others + (i * W + w) * LANES);
+    }
+    for (int i = 0; i < 8; i++) sums[i] = fold1(sums[2 * i], sums[2 * i + 1]);
+    for (int i = 0; i < 4; i++) sums[i] = fold2(sums[2 * i], sums[2 * i + 1]);
+    for (int i = 0; i < 2; i++) sums[i] = fold4(sums[2 * i], sums[2 * i + 1]);
+    return fold8(sums[0], sums[1]);
+}
+
+// [rows, count] products of rows with the first `count` (whole vectors) of others.
+template <int W>
+static void multiply(const float* rows, long num_rows, const float* others, long count, float* out,
+                     long stride) {
+    for (long first = 0; first < count; first += LANES)
+        for (long r = 0; r < num_rows; r++) {
+            Floats row[W];
+            for (int w = 0; w < W; w++) row[w] = load(rows + (r * W + w) * LANES);
+            store(out + r * stride + first, products<W>(row, others + first * W * LANES));
+        }
+}
+
+// out[r] = sum over j of weights[r, j] others[j], for R rows at a time.
+template <int W, int R>
+static inline void combine(const float* weights, long stride, const float* others, long count,
+                           Floats (&out)[R][W]) {
+    for (int r = 0; r < R; r++)
+        for (int w = 0; w < W; w++) out[r][w] = Floats{};
+    for (long j = 0; j < count; j++)
+        for (int w = 0; w < W; w++) {
+            Floats other = load(others + (j * W + w) * LANES);
+            for (int r = 0; r < R; r++) out[r][w] += weights[r * stride + j] * other;
+        }
+}
+
+// The task's keys (or values) of a head in order, as floats, then zeros to a whole vector.
+template <class T, int W>
+static void collect(const T* from, const Tasks& tasks, const Shape& shape, long task, long head,
+                    long count, float* to) {
+    long place = 0, span = task ? tasks.spans_end[task - 1] : 0;
+    for (; span < tasks.spans_end[task] && place < count; span++) {
+        const T* key = from + tasks.span_first[span] * shape.span_stride + head * shape.head_stride;
+        for (long i = 0; i < tasks.span_length[span] && place < count; i++, place++)
+            for (int w = 0; w < W; w++)
+                store(to + (place * W + w) * LANES, load(key + i * shape.key_stride + w * LANES));
+    }
+    memset(to + place * W * LANES, 0, (whole(count) - place) * W * LANES * sizeof(float));
+}
+
+// Scores of keys that the query at `place` does not see become -inf.
+static void hide(float* scores, long place, long window, long count) {
+    for (long j = 0; j <= place - window; j++) scores[j] = -INFINITY;
+    for (long j = place + 1; j < count; j++) scores[j] = -INFINITY;
+}
+
+// Rows of a task under one key head: all queries of all its heads, those of a query together.
+struct Rows {
+    long per_query, first_head, num_heads;
+    Rows(const Shape& shape, long head)
+        : per_query(shape.num_heads / shape.kv_heads),
+          first_head(head * per_query),
+          num_heads(shape.num_heads) {}
+    long place(const Tasks& tasks, long task, long row) const {
+        return tasks.first_place[task] + row / per_query;
+    }
+    long index(const Tasks& tasks, long task, long row) const {  // of the row among all heads
+        return (tasks.first_query[task] + row / per_query) * num_heads + first_head + row % per_query;
+    }
+};
+
+static long most_keys(const Tasks& tasks, long num_tasks) {
+    long most = 0;
+    for (long t = 0; t < num_tasks; t++) {
+        long keys = tasks.first_place[t] + tasks.num_queries[t];
+        most = keys > most ? keys : most;
+    }
+    return whole(most);
+}
+
+template <class T, int W>
+static void attend(const T* query, const T* key, const T* value, T* out, float* log_norm,
+                   const Tasks& tasks, const Shape& shape, int threads) {
+    constexpr int R = W > 4 ? 2 : 4;
+    constexpr long D = W * LANES;
+    long most = most_keys(tasks, shape.num_tasks);
+#pragma omp parallel num_threads(threads)
+    {
+        Scratch memory(2 * most * D + R * (D + most));
+        float *keys = memory.at, *values = keys + most * D, *rows = values + most * D;
+        float* scores = rows + R * D;
+#pragma omp for schedule(dynamic, 4)
+        for (long item = 0; item < shape.num_tasks * shape.kv_heads; item++) {
+            long task = item / shape.kv_heads, head = item % shape.kv_heads;
+            Rows own(shape, head);
+            long num_rows = tasks.num_queries[task] * own.per_query;
+            long num_keys = tasks.first_place[task] + tasks.num_queries[task];
+            collect<T, W>(key, tasks, shape, task, head, num_keys, keys);
+            collect<T, W>(value, tasks, shape, task, head, num_keys, values);
+            for (long first = 0; first < num_rows; first += R) {
+                long count = num_rows - first < R ? num_rows - first : R;
+                for (long r = 0; r < count; r++)
+                    for (int w = 0; w < W; w++)
+                        store(rows + r * D + w * LANES,
+                              load(query + own.index(tasks, task, first + r) * D + w * LANES));
+                long seen = whole(own.place(tasks, task, first + count - 1) + 1);
+                multiply<W>(rows, count, keys, seen, scores, most);
+                float totals[R];
+                for (long r = 0; r < count; r++) {
+                    float* score = scores + r * most;
+                    hide(score, own.place(tasks, task, first + r), shape.window, seen);
+                    Floats peaks = all(-INFINITY), sums = {};
+                    for (long j = 0; j < seen; j += LANES)
+                        peaks = larger(peaks, load(score + j));
+                    float peak = largest(peaks) * shape.scale;
+                    for (long j = 0; j < seen; j += LANES) {
+                        Floats p = exponential(load(score + j) * shape.scale - peak);
+                        store(score + j, p);
+                        sums += p;
+                    }
+                    totals[r] = sum(sums);
+                    if (log_norm)
+                        log_norm[own.index(tasks, task, first + r)] = logf(totals[r]) + peak;
+                }
+                Floats mixed[R][W];
+                combine<W, R>(scores, most, values, seen, mixed);
+                for (long r = 0; r < count; r++)
+                    for (int w = 0; w < W; w++)
+                        store(out + own.index(tasks, task, first + r) * D + w * LANES,
+                              mixed[r][w] / totals[r]);
+            }
+        }
+    }
+}
+
+// Adds rows of `from` to those of the spans.
+template <int W>
+static void add_to_spans(const float* from, const Tasks& tasks, const Shape& shape, long task,
+                         long head, long count, float* to) {
+    long place = 0, span = task ? tasks.spans_end[task - 1] : 0;
+    for (; span < tasks.spans_end[task] && place < count; span++) {
+        float* key = to + tasks.span_first[span] * shape.span_stride + head * shape.head_stride;
+        for (long i = 0; i < tasks.span_length[span] && place < count; i++, place++)
+            for (int w = 0; w < W; w++) {
+                float* at = key + i * shape.key_stride + w * LANES;
+                store(at, load(at) + load(from + (place * W + w) * LANES));
+            }
+    }
+}
+
+// Tasks of one tree share keys, those of different trees don't: `trees_end` says where each ends.
+template <class T, int W>
+static void attend_backward(const T* grad, const T* query, const T* key, const T* value,
+                            const float* log_norm, T* query_grad, float* key_grad,
+                            float* value_grad, const long* trees_end, long num_trees,
+                            const Tasks& tasks, const Shape& shape, int threads) {
+    constexpr long R = 16, D = W * LANES;
+    long most = most_keys(tasks, shape.num_tasks);
+#pragma omp parallel num_threads(threads)
+    {
+        Scratch memory(4 * most * D + 2 * R * (D + most));
+        float *keys = memory.at, *values = keys + most * D, *rows = values + most * D;
+        float *grads = rows + R * D, *key_sums = grads + R * D, *value_sums = key_sums + most * D;
+        float *probs = value_sums + most * D, *slopes = probs + R * most;
+#pragma omp for schedule(dynamic, 1)
+        for (long item = 0; item < num_trees * shape.kv_heads; item++) {
+            long tree = item / shape.kv_heads, head = item % shape.kv_heads;
+            Rows own(shape, head);
+            for (long task = tree ? trees_end[tree - 1] : 0; task < trees_end[tree]; task++) {
+                long num_rows = tasks.num_queries[task] * own.per_query;
+                long num_keys = tasks.first_place[task] + tasks.num_queries[task];
+                collect<T, W>(key, tasks, shape, task, head, num_keys, keys);
+                collect<T, W>(value, tasks, shape, task, head, num_keys, values);
+                memset(key_sums, 0, whole(num_keys) * D * sizeof(float));
+                memset(value_sums, 0, whole(num_keys) * D * sizeof(float));
+                for (long first = 0; first < num_rows; first += R) {
+                    long count = num_rows - first < R ? num_rows - first : R;
+                    for (long r = 0; r < count; r++) {
+                        long at = own.index(tasks, task, first + r) * D;
+                        for (int w = 0; w < W; w++) {
+                            store(rows + r * D + w * LANES, load(query + at + w * LANES));
+                            store(grads + r * D + w * LANES, load(grad + at + w * LANES));
+                        }
+                    }
+                    long seen = whole(own.place(tasks, task, first + count - 1) + 1);
+                    multiply<W>(rows, count, keys, seen, probs, most);
+                    multiply<W>(grads, count, values, seen, slopes, most);
+                    for (long r = 0; r < count; r++) {
+                        float *prob = probs + r * most, *slope = slopes + r * most;
+                        float norm = log_norm[own.index(tasks, task, first + r)];
+                        hide(prob, own.place(tasks, task, first + r), shape.window, seen);
+                        Floats along = {};
+                        for (long j = 0; j < seen; j += LANES) {
+                            Floats p = exponential(load(prob + j) * shape.scale - norm);
+                            store(prob + j, p);
+                            along += p * load(slope + j);
+                        }
+                        float mean = sum(along);
+                        for (long j = 0; j < seen; j += LANES)
+                            store(slope + j,
+                                  load(prob + j) * (load(slope + j) - mean) * shape.scale);
+                        Floats found[1][W];
+                        combine<W, 1>(slope, most, keys, seen, found);
+                        for (int w = 0; w < W; w++)
+                            store(query_grad + own.index(tasks, task, first + r) * D + w * LANES,
+                                  found[0][w]);
+                    }
+                    for (long j = 0; j < seen; j++) {
+                        Floats at_key[W], at_value[W];
+                        for (int w = 0; w < W; w++) {
+                            at_key[w] = load(key_sums + j * D + w * LANES);
+                            at_value[w] = load(value_sums + j * D + w * LANES);
+                        }
+                        for (long r = 0; r < count; r++) {
+                            float slope = slopes[r * most + j], prob = probs[r * most + j];
+                            for (int w = 0; w < W; w++) {
+                                at_key[w] += slope * load(rows + r * D + w * LANES);
+                                at_value[w] += prob * load(grads + r * D + w * LANES);
+                            }
+                        }
+                        for (int w = 0; w < W; w++) {
+                            store(key_sums + j * D + w * LANES, at_key[w]);
+                            store(value_sums + j * D + w * LANES, at_value[w]);
+                        }
+                    }
+                }
+                add_to_spans<W>(key_sums, tasks, shape, task, head, num_keys, key_grad);
+                add_to_spans<W>(value_sums, tasks, shape, task, head, num_keys, value_grad);
+            }
+        }
+    }
+}
+
+#define BY_WIDTH(call)                \
+    switch (width / LANES) {          \
+        case 1: return call(1);       \
+        case 2: return call(2);       \
+        case 4: return call(4);       \
+        case 6: return call(6);       \
+        case 8: return call(8);       \
+    }
+
+template <class T>
+static void attention(const T* query, const T* key, const T* value, T* out, float* log_norm,
+                      const Tasks* tasks, const Shape* shape, long width, int threads) {
+#define CALL(W) attend<T, W>(query, key, value, out, log_norm, *tasks, *shape, threads)
+    BY_WIDTH(CALL)
+#undef CALL
+}
+
+template <class T>
+static void attention_backward(const T* grad, const T* query, const T* key, const T* value,
+                               const float* log_norm, T* query_grad, float* key_grad,
+                               float* value_grad, const long* trees_end, long num_trees,
+                               const Tasks* tasks, const Shape* shape, long width, int threads) {
+#define CALL(W)                                                                           \
+    attend_backward<T, W>(grad, query, key, value, log_norm, query_grad, key_grad, value_grad, \
+                          trees_end, num_trees, *tasks, *shape, threads)
+    BY_WIDTH(CALL)
+#undef CALL
+}
+
+EXPORT(attention)
+EXPORT(attention_backward)
