@@ -17,6 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from trinity.common.models.kernels.attention import (
+    AttentionTasks,
+    KeyLayout,
+    attention,
+    fits,
+)
 from trinity.engine.torch.kv import GRAIN, TILE, KVRows, round_up
 from trinity.engine.torch.prompt_pages import PromptPages
 
@@ -65,6 +71,8 @@ class StepAttention:
     sample_positions: Tensor
     prompt_pages: Tensor
     prompt_places: Tensor
+    sample_tasks: AttentionTasks
+    prompt_tasks: AttentionTasks
     tiles: list[PromptTiles]
     max_sample_length: int
     _bias: dict[object, Tensor] = field(default_factory=dict)
@@ -86,12 +94,21 @@ class StepAttention:
             self.samples.write(
                 layer, self.sample_rows, self.sample_positions, key_NKD[now], value_NKD[now]
             )
-            out_NHD[now] = self._attend_samples(layer, query_NHD[now], options)
+            stored = self.samples.stored(layer)
+            native = _native_attention(query_NHD[now], stored, self.sample_tasks, options)
+            if native is None:
+                native = self._attend_samples(layer, query_NHD[now], options)
+            out_NHD[now] = native
         if num_prompt:
             now = slice(num_samples, end)
             self.prompts.write(
                 layer, self.prompt_pages, self.prompt_places, key_NKD[now], value_NKD[now]
             )
+            stored = self.prompts.stored(layer)
+            native = _native_attention(query_NHD[now], stored, self.prompt_tasks, options)
+            if native is not None:
+                out_NHD[now] = native
+                return out_NHD
             for tiles in self.tiles:
                 out = self._attend_tiles(layer, query_NHD[now], tiles, options)
                 out_NHD[num_samples + tiles.scatter_to] = out[tiles.scatter_from]
@@ -156,6 +173,22 @@ class AttentionOptions:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+
+def _native_attention(
+    query_NHD: Tensor,
+    stored: tuple[Tensor, Tensor],
+    tasks: AttentionTasks,
+    options: AttentionOptions,
+) -> Tensor | None:
+    """[N, H, D] by the compiled kernels; None where they don't fit."""
+    is_plain = options.softcap is None and options.sinks is None
+    query_NHD = query_NHD.contiguous()
+    if not is_plain or not fits(query_NHD, *stored):
+        return None
+    layout = KeyLayout.of_rows(stored[0])
+    out_NHD, _ = attention(query_NHD, *stored, tasks, layout, options.scale, options.window)
+    return out_NHD
 
 
 def _bias(distance: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:

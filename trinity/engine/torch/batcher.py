@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from trinity.common.models.kernels.attention import AttentionTasks
 from trinity.common.models.loading import image_features
 from trinity.common.models.protocol import FinishReason
 from trinity.engine.torch.attention import PromptTiles, StepAttention, attending
@@ -52,6 +53,9 @@ class _Piece:
     def slot(self) -> PromptSlot:
         assert self.job.slot is not None, "a job is computed that has no place"
         return self.job.slot
+
+
+_TASK_QUERIES = 128  # tokens of a prompt that one thread attends for at a time
 
 
 @dataclass
@@ -342,6 +346,8 @@ class Batcher:
             sample_positions=self._tensor(lengths - 1),
             prompt_pages=self._tensor(_concatenated(pages)),
             prompt_places=self._tensor(_concatenated(spans) % TILE),
+            sample_tasks=_sample_tasks(lengths),
+            prompt_tasks=_prompt_tasks(pieces),
             tiles=self._tiles(pieces),
             max_sample_length=longest,
         )
@@ -525,6 +531,31 @@ def _wanted_places(piece: _Piece) -> np.ndarray:
     if isinstance(piece.job, ScoreJob):
         return np.arange(count - 1 if piece.completes else count)
     return np.array([count - 1]) if piece.completes else np.zeros(0, dtype=np.int64)
+
+
+def _sample_tasks(lengths: np.ndarray) -> AttentionTasks:
+    """Each sample's last token over the row of its keys."""
+    rows = torch.arange(len(lengths))
+    length = torch.from_numpy(lengths.astype(np.int64))
+    return AttentionTasks(rows, torch.ones_like(rows), length - 1, rows + 1, rows, length)
+
+
+def _prompt_tasks(pieces: list[_Piece]) -> AttentionTasks:
+    """The tokens of each piece, some at a time, over the pages of its prompt."""
+    first = 0
+    queries: list[tuple[int, int, int]] = []
+    pages: list[np.ndarray] = []
+    for piece in pieces:
+        for start in range(piece.start, piece.end, _TASK_QUERIES):
+            end = min(start + _TASK_QUERIES, piece.end)
+            queries.append((first, end - start, start))
+            pages.append(piece.slot.pages[: -(-end // TILE)])
+            first += end - start
+    columns = torch.tensor(queries, dtype=torch.int64).view(-1, 3).unbind(1)
+    page = torch.from_numpy(_concatenated(pages))
+    ends = torch.tensor([len(own) for own in pages], dtype=torch.int64).cumsum(0)
+    lists = [column.contiguous() for column in columns]
+    return AttentionTasks(*lists, ends, page, torch.full_like(page, TILE))
 
 
 def _concatenated(parts: list[np.ndarray]) -> np.ndarray:

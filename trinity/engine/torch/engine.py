@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from trinity.common.models.adapters import add_adapter_inplace
+from trinity.common.models.lean import make_lean_inplace
 from trinity.common.models.loading import (
     cast_parameters,
     end_of_sequence_ids,
@@ -322,7 +323,9 @@ class TorchEngine:
             dtype = next(model.parameters()).dtype
             add_adapter_inplace(model, settings.adapter)
             cast_parameters(model, dtype)
-        else:
+        if settings.device == "cpu":
+            make_lean_inplace(model)
+        if settings.adapter is None:
             pack_linears_inplace(model, model.get_output_embeddings())
         if is_random:
             self._log.warning(

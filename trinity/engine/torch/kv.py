@@ -58,6 +58,10 @@ class KVRows:
                 store[layer] = rows_RHLD
             rows_RHLD[row_N, :, position_N] = new_NHD
 
+    def stored(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All rows of a layer, [R, H, L, D]."""
+        return self._key(layer), self._value(layer)
+
     def view(self, layer: int, num_rows: int, length: int) -> tuple[Tensor, Tensor]:
         """The first rows and positions of a layer, without a copy."""
         return self._key(layer)[:num_rows, :, :length], self._value(layer)[:num_rows, :, :length]

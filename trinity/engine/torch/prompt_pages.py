@@ -133,6 +133,10 @@ class PromptPages:
         """Keys and values [B, H, L, D] of chosen pages, in a row for each prompt."""
         return _rows(self._keys[layer], page_BT), _rows(self._values[layer], page_BT)
 
+    def stored(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All pages of a layer, [P, H, TILE, D]."""
+        return _written(self._keys[layer]), _written(self._values[layer])
+
     def _take_page(self) -> int:
         if not self._free and self._is_full:
             self._drop_oldest()
@@ -173,8 +177,13 @@ def _grown(old_PHLD: Tensor | None, num_pages: int, like_NHD: Tensor) -> Tensor:
     return new_PHLD
 
 
-def _rows(pages_PHLD: Tensor | None, page_BT: Tensor) -> Tensor:
+def _written(pages_PHLD: Tensor | None) -> Tensor:
     assert pages_PHLD is not None, "the layer has not been written"
+    return pages_PHLD
+
+
+def _rows(pages: Tensor | None, page_BT: Tensor) -> Tensor:
+    pages_PHLD = _written(pages)
     batch, count = page_BT.shape
     _, heads, tile, size = pages_PHLD.shape
     found = torch.index_select(pages_PHLD, 0, page_BT.flatten())

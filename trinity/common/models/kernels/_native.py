@@ -53,7 +53,9 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 def silu_mul_backward_inplace(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     out, gate_grad = torch.empty_like(gate), torch.empty_like(gate)
-    run("silu_mul_backward", gate.dtype, grad, gate, up, out, gate_grad, ctypes.c_long(gate.numel()))
+    run(
+        "silu_mul_backward", gate.dtype, grad, gate, up, out, gate_grad, ctypes.c_long(gate.numel())
+    )
     return out, gate_grad
 
 
