@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
+from transformers import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trinity.common.models import kernels
 
 _PROBE_ROWS = 8
+_ATTENTIONS = {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"}
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -58,18 +61,81 @@ class LeanGatedMLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
-            active = kernels.silu_mul(self.gate_proj(hidden), self.up_proj(hidden))
-            return self.down_proj(active)  # type: ignore[no-any-return]  # of modules, any
+            out: Tensor = self.down_proj(
+                kernels.silu_mul(self.gate_proj(hidden), self.up_proj(hidden))
+            )
+            return out
         weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
-        out: Tensor = _GatedMLP.apply(hidden, *weights)
+        out = _GatedMLP.apply(hidden, *weights)
         return out
+
+
+class LeanAttention(nn.Module):
+    """Attention of queries and keys with rotary embeddings; how they attend is the model's choice.
+
+    Args:
+        attention: What it replaces: a module of transformers in `_ATTENTIONS`.
+    """
+
+    def __init__(self, attention: Any) -> None:  # modules have no typed attributes
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = attention.q_proj, attention.k_proj, attention.v_proj
+        self.o_proj = attention.o_proj
+        self.q_norm: nn.Module | None = getattr(attention, "q_norm", None)
+        self.k_norm: nn.Module | None = getattr(attention, "k_norm", None)
+        self.config = attention.config
+        self.layer_idx: int = attention.layer_idx
+        self.head_dim: int = attention.head_dim
+        self.num_key_value_groups: int = attention.num_key_value_groups
+        self.scaling: float = attention.scaling
+        self.attention_dropout: float = attention.attention_dropout
+        self.is_causal = True
+        is_mistral = type(attention).__name__ == "MistralAttention"
+        holder = self.config if is_mistral else attention
+        self.sliding_window: int | None = getattr(holder, "sliding_window", None)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        **options: Any,  # what the model was called with, for the attention function
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, N, D] hidden states in and out, and what the attention function says of weights."""
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        parts = [p(hidden_states).view(shape) for p in (self.q_proj, self.k_proj, self.v_proj)]
+        query, key, value = parts
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        places = [_rows(part.expand(*shape[:-2], -1)) for part in position_embeddings]
+        query, key = (_Rotated.apply(part.flatten(0, 1), *places) for part in (query, key))
+        query, key, value = (part.view(shape).transpose(1, 2) for part in (query, key, value))
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        out, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.scaling,
+            dropout=self.attention_dropout if self.training else 0.0,
+            **({} if self.sliding_window is None else {"sliding_window": self.sliding_window}),
+            **options,
+        )
+        return self.o_proj(out.reshape(*shape[:-2], -1)), weights
 
 
 def _lean(module: nn.Module) -> nn.Module | None:
     """A lean module that computes what ``module`` does; None if there is none."""
     lean: nn.Module
-    if isinstance(module, (LeanRMSNorm, LeanGatedMLP)):
+    if isinstance(module, (LeanRMSNorm, LeanGatedMLP, LeanAttention)):
         return None
+    if type(module).__name__ in _ATTENTIONS:
+        lean = LeanAttention(module).train(module.training)
+        return lean if _attends_same(module, lean) else None
     if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
         weight = module.weight
         if not isinstance(weight, nn.Parameter):
@@ -88,14 +154,47 @@ def _lean(module: nn.Module) -> nn.Module | None:
 
 
 @torch.no_grad()
+def _attends_same(module: nn.Module, lean: LeanAttention) -> bool:
+    """Whether both give the same on a probe, and ask the same of the attention function."""
+    config, own = lean.config, lean.config._attn_implementation
+    probe = _probe(module, config.hidden_size)
+    angle = torch.arange(_PROBE_ROWS)[:, None] / torch.arange(1, lean.head_dim // 2 + 1).repeat(2)
+    places = tuple(part(angle)[None].to(probe) for part in (torch.cos, torch.sin))
+    asked: list[list[Tensor]] = []
+    options: list[dict[str, object]] = []
+
+    def attend(_: nn.Module, *tensors: Any, **given: object) -> tuple[Tensor, None]:
+        asked.append(list(tensors[:3]))
+        options.append({name: value for name, value in given.items() if value is not None})
+        return tensors[0].transpose(1, 2), None
+
+    ALL_ATTENTION_FUNCTIONS.register("trinity_probe", attend)
+    config._attn_implementation = "trinity_probe"
+    try:
+        outputs = [m(probe, places, attention_mask=None)[0] for m in (lean, module)]
+    finally:
+        config._attn_implementation = own
+    pairs = zip(*asked, strict=True)
+    return options[0] == options[1] and all(_is_close(*p) for p in (outputs, *pairs))
+
+
+@torch.no_grad()
 def _is_same(module: nn.Module, lean: nn.Module, width: int) -> bool:
+    probe = _probe(module, width)
+    return _is_close(lean(probe), module(probe))
+
+
+def _probe(module: nn.Module, width: int) -> Tensor:
     parameter = next(module.parameters())
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(1, _PROBE_ROWS, width, generator=generator)
-    probe = probe.to(parameter.device, parameter.dtype)
-    wanted, found = module(probe).float(), lean(probe).float()
+    return probe.to(parameter.device, parameter.dtype)
+
+
+def _is_close(found: Tensor, wanted: Tensor) -> bool:
+    found, wanted, dtype = found.double(), wanted.double(), wanted.dtype
     gap = torch.linalg.vector_norm(found - wanted) / torch.linalg.vector_norm(wanted)
-    return bool(gap < _TOLERANCES.get(probe.dtype, 0))
+    return bool(gap < _TOLERANCES.get(dtype, 0))
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -112,6 +211,23 @@ class _RMSNorm(torch.autograd.Function):
         found_MD, grad_D = kernels.rms_norm_backward(_rows(grad), *ctx.saved_tensors)
         grad_weight = grad_D.to(grad.dtype) if ctx.needs_input_grad[1] else None
         return found_MD.view_as(grad), grad_weight, None
+
+
+class _Rotated(torch.autograd.Function):
+    """Changes its input in place, which nothing else needs: the product of a projection."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        ctx.mark_dirty(rows)
+        return kernels.rotate_inplace(rows, cosine, sine)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        cosine, sine = ctx.saved_tensors
+        return kernels.rotate_inplace(grad, cosine, sine, is_gradient=True), None, None
 
 
 class _GatedMLP(torch.autograd.Function):

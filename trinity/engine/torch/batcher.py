@@ -551,11 +551,10 @@ def _prompt_tasks(pieces: list[_Piece]) -> AttentionTasks:
             queries.append((first, end - start, start))
             pages.append(piece.slot.pages[: -(-end // TILE)])
             first += end - start
-    columns = torch.tensor(queries, dtype=torch.int64).view(-1, 3).unbind(1)
+    row, count, place = torch.tensor(queries, dtype=torch.int64).view(-1, 3).t().contiguous()
     page = torch.from_numpy(_concatenated(pages))
     ends = torch.tensor([len(own) for own in pages], dtype=torch.int64).cumsum(0)
-    lists = [column.contiguous() for column in columns]
-    return AttentionTasks(*lists, ends, page, torch.full_like(page, TILE))
+    return AttentionTasks(row, count, place, ends, page, torch.full_like(page, TILE))
 
 
 def _concatenated(parts: list[np.ndarray]) -> np.ndarray:

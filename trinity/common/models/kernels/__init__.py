@@ -3,7 +3,7 @@
 Compiled C++ (`_native`) where a compiler is installed and the tensors are of float32 or bfloat16;
 else PyTorch's operations (`_plain`), which give the same numbers more slowly.
 
-Shape letters: M = rows (tokens), D = width of a row, V = vocabulary.
+Shape letters: M = rows (tokens), D = width of a row, H = heads, V = vocabulary.
 """
 
 from types import ModuleType
@@ -41,6 +41,19 @@ def silu_mul_backward_inplace(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[T
     """``silu(gate) * up`` again, and the gradient at ``gate``; ``grad`` becomes that at ``up``."""
     kernels = _kernels(grad, gate, up)
     found: tuple[Tensor, Tensor] = kernels.silu_mul_backward_inplace(grad, gate, up)
+    return found
+
+
+def rotate_inplace(
+    rows_MHD: Tensor, cosine_MD: Tensor, sine_MD: Tensor, is_gradient: bool = False
+) -> Tensor:
+    """Rotary position embedding (Su et al., 2021) in the place of rows of heads, and these.
+
+    Args:
+        is_gradient: The rows are the gradient at the rotated ones; that at the plain ones comes.
+    """
+    kernels = _kernels(rows_MHD, cosine_MD, sine_MD)
+    found: Tensor = kernels.rotate_inplace(rows_MHD, cosine_MD, sine_MD, is_gradient)
     return found
 
 

@@ -59,6 +59,15 @@ def silu_mul_backward_inplace(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[T
     return out, gate_grad
 
 
+def rotate_inplace(
+    rows_MHD: Tensor, cosine_MD: Tensor, sine_MD: Tensor, is_gradient: bool
+) -> Tensor:
+    sizes = (ctypes.c_long(size) for size in rows_MHD.shape)
+    given = (rows_MHD, cosine_MD, sine_MD, rows_MHD)
+    run("rotate", rows_MHD.dtype, *given, *sizes, ctypes.c_int(is_gradient))
+    return rows_MHD
+
+
 def token_statistics(
     logits_MV: Tensor, divisor_M: Tensor, target_M: Tensor, wants_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

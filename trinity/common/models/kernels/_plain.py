@@ -52,6 +52,18 @@ def silu_mul_backward_inplace(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[T
     return out, gate_grad
 
 
+def rotate_inplace(
+    rows_MHD: Tensor, cosine_MD: Tensor, sine_MD: Tensor, is_gradient: bool
+) -> Tensor:
+    first, second = rows_MHD.chunk(2, dim=-1)
+    cos1, cos2 = cosine_MD[:, None].chunk(2, dim=-1)
+    sin1, sin2 = sine_MD[:, None].chunk(2, dim=-1)
+    if is_gradient:
+        sin1, sin2 = -sin2, -sin1
+    rotated = torch.cat([first * cos1 - second * sin1, second * cos2 + first * sin2], dim=-1)
+    return rows_MHD.copy_(rotated)
+
+
 def token_statistics(
     logits_MV: Tensor, divisor_M: Tensor, target_M: Tensor, wants_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

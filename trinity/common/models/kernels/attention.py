@@ -3,7 +3,8 @@
 The bits of a query's output depend on the query and the keys it sees alone. Engine and trainer
 attend by it, each with keys where it has them.
 
-Shape letters: N = tokens, H = query heads, G = key-value heads, D = head size, T = tasks, S = spans.
+Shape letters: N = tokens, H = query heads, G = key-value heads, D = head size, T = tasks,
+S = spans.
 """
 
 import ctypes
@@ -45,7 +46,7 @@ class AttentionTasks:
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """How keys (and values) lie in memory, in values: from span to span, key to key, head to head."""
+    """How keys and values lie in memory: steps from span to span, key to key and head to head."""
 
     span_stride: int
     key_stride: int
@@ -70,14 +71,14 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return is_known and _native.are_fit(query, key, value)
 
 
+_TASK_LISTS = (
+    *("first_query", "num_queries", "first_place"),
+    *("spans_end", "span_first", "span_length"),
+)
+
+
 class _Tasks(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in (
-            *("first_query", "num_queries", "first_place"),
-            *("spans_end", "span_first", "span_length"),
-        )
-    ]
+    _fields_ = [(name, ctypes.c_void_p) for name in _TASK_LISTS]
 
 
 class _Shape(ctypes.Structure):
@@ -150,6 +151,6 @@ def _run(name: str, first: Tensor, *given: object) -> None:
     """Call a kernel whose last arguments are tasks and shape, and the size of heads."""
     *tensors, tasks, shape = given
     assert isinstance(tasks, AttentionTasks) and isinstance(shape, _Shape)
-    lists = _Tasks(*(getattr(tasks, name).data_ptr() for name, _ in _Tasks._fields_))
+    lists = _Tasks(*(getattr(tasks, name).data_ptr() for name in _TASK_LISTS))
     described = (ctypes.byref(lists), ctypes.byref(shape), ctypes.c_long(first.shape[-1]))
     _native.run(name, first.dtype, first, *tensors, *described)

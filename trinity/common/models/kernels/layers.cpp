@@ -70,6 +70,32 @@ static void silu_mul_backward(T* grad, const T* gate, const T* up, T* out, T* ga
     }
 }
 
+// Rotary embedding of rows of heads, or its gradient; `out` may be `in`.
+template <class T>
+static void rotate(const T* in, const T* cosine, const T* sine, T* out, long rows, long heads,
+                   long width, int is_gradient, int threads) {
+    long half = width / 2;
+    EACH_ROW for (long row = 0; row < rows; row++)
+        for (long i = 0; i < half; i += LANES) {
+            long count = half - i;
+            const T *cosines = cosine + row * width + i, *sines = sine + row * width + i;
+            Floats cos1 = load(cosines, count), cos2 = load(cosines + half, count);
+            Floats sin1 = load(sines, count), sin2 = load(sines + half, count);
+            if (is_gradient) {
+                Floats kept = sin1;
+                sin1 = -sin2;
+                sin2 = -kept;
+            }
+            for (long at = row * heads * width + i; at < (row + 1) * heads * width; at += width) {
+                Floats x1 = load(in + at, count), x2 = load(in + at + half, count);
+                Floats y1 = rounded<T>(x1 * cos1) - rounded<T>(x2 * sin1);
+                Floats y2 = rounded<T>(x2 * cos2) + rounded<T>(x1 * sin2);
+                store(out + at, y1, count);
+                store(out + at + half, y2, count);
+            }
+        }
+}
+
 constexpr long GROUP = 64 * LANES;  // values added up on their own: long sums stay exact
 
 // Of softmax(logits / divisor): log-probability of the target, log of the norm, and entropy.
@@ -127,5 +153,6 @@ EXPORT(rms_norm)
 EXPORT(rms_norm_backward)
 EXPORT(silu_mul)
 EXPORT(silu_mul_backward)
+EXPORT(rotate)
 EXPORT(token_statistics)
 EXPORT(logit_gradient)

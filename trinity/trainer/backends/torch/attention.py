@@ -326,7 +326,8 @@ class _NativeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_NHD: Tensor) -> tuple[Tensor | None, ...]:  # autograd's context
         options: AttentionOptions = ctx.options
-        given = (grad_NHD.contiguous(), *ctx.saved_tensors, ctx.tasks)
+        query, key, value, log_norm = ctx.saved_tensors
+        given = (grad_NHD.contiguous(), query, key, value, log_norm, ctx.tasks)
         return *attention_backward(*given, options.scale, options.window), None, None
 
 

@@ -74,7 +74,7 @@ def expected_entropy_scores(
     divisor = temperature * spec.scale
     for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
         raw_CV = hidden[chunk] @ weight.t()
-        for now in _chunks(*raw_CV.shape, _CACHE_ELEMENTS):
+        for now in _parts(raw_CV):
             raw = raw_CV[now]
             logits = raw.float() if spec.softcap is None else _bent(raw, spec)
             found = expected_entropy_score(logits / divisor[chunk][now, None])
@@ -164,7 +164,7 @@ def _statistics(
         return found
     parts = [
         find(_bent(raw_CV[now], spec), divisor[now], target[now], spec.wants_entropy)
-        for now in _chunks(*raw_CV.shape, _CACHE_ELEMENTS)
+        for now in _parts(raw_CV)
     ]
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
@@ -175,7 +175,7 @@ def _gradient_inplace(raw_CV: Tensor, per_token: Sequence[Tensor], spec: HeadSpe
     if spec.softcap is None:
         change(raw_CV, *per_token)
         return
-    for now in _chunks(*raw_CV.shape, _CACHE_ELEMENTS):
+    for now in _parts(raw_CV):
         bent = _bent(raw_CV[now], spec)
         slope = 1 - (bent / (spec.softcap * spec.scale)).square()
         change(bent, *(t[now] for t in per_token))
@@ -195,3 +195,8 @@ def _chunks(num_tokens: int, num_columns: int, max_elements: int) -> Iterator[sl
     size = max(1, -(-num_tokens // num_chunks))
     for first in range(0, num_tokens, size):
         yield slice(first, min(first + size, num_tokens))
+
+
+def _parts(rows: Tensor) -> Iterator[slice]:
+    """Rows that fit into the cache together."""
+    return _chunks(rows.shape[0], rows.shape[1], _CACHE_ELEMENTS)
