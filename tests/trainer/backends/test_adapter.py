@@ -153,12 +153,13 @@ async def test_a_target_that_no_module_has_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shares_rows", [1, 2])
-async def test_two_ranks_train_an_adapter_as_one_process_does(tmp_path, shares_rows):
+@pytest.mark.parametrize(("world_size", "shares_rows"), [(2, 1), (4, 2)])
+async def test_ranks_train_an_adapter_as_one_process_does(tmp_path, world_size, shares_rows):
     folder = model_folder(tmp_path / "model")
     single = await trained(folder)
     path = tmp_path / "global_step_2"
-    with rank_group(engine_settings(folder, sequence_parallel=shares_rows), 2) as group:
+    given = engine_settings(folder, sequence_parallel=shares_rows)
+    with rank_group(given, world_size) as group:
         await group.prepare()
         for seed in range(2):
             await group.forward_backward(rows(seed), GRPO)

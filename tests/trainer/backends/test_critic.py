@@ -108,12 +108,12 @@ async def test_the_critic_learns_and_comes_back(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shares_rows", [1, 2])
-async def test_two_ranks_train_the_critic_as_one_process_does(tmp_path, shares_rows):
+@pytest.mark.parametrize(("world_size", "shares_rows"), [(2, 1), (4, 2)])
+async def test_ranks_train_the_critic_as_one_process_does(tmp_path, world_size, shares_rows):
     folder = model_folder(tmp_path / "model")
     single = TorchTrainEngine(with_critic(folder))
     await single.prepare()
-    with rank_group(with_critic(folder, sequence_parallel=shares_rows), 2) as group:
+    with rank_group(with_critic(folder, sequence_parallel=shares_rows), world_size) as group:
         await group.prepare()
         for seed in range(2):
             batch = await completed(single, seed)

@@ -82,6 +82,22 @@ async def test_the_huggingface_folder_is_a_whole_model_with_the_trainers_logprob
     assert GenerationConfig.from_pretrained(actor / "huggingface").temperature == 0.7
 
 
+@pytest.mark.parametrize("own", ["chat_template.jinja", "tokenizer_config.json"])
+async def test_a_chat_template_of_the_run_takes_the_place_of_the_models(tmp_path, own):
+    folder = Toy(tmp_path).write().model
+    if own == "tokenizer_config.json":
+        template = (folder / "chat_template.jinja").read_text()
+        (folder / "chat_template.jinja").unlink()
+        settings_of_tokenizer = json.loads((folder / own).read_text())
+        (folder / own).write_text(json.dumps(settings_of_tokenizer | {"chat_template": template}))
+    engine = TorchTrainEngine(settings(str(folder), chat_template="{{ messages[0].content }}!"))
+    await engine.prepare()
+    await engine.save(tmp_path / "global_step_1")
+    await engine.wait_saved()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "global_step_1/actor/huggingface")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a!"
+
+
 async def test_the_script_of_the_faq_loads_a_checkpoint(tmp_path):
     folder = model_folder(tmp_path / "model")
     plain_model(folder).save_pretrained(folder)
