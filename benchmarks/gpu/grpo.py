@@ -18,7 +18,6 @@ from pathlib import Path
 from benchmarks.gpu.common import model_folder, write
 from benchmarks.gpu.rollout import visible_gpus
 from benchmarks.gpu.runs import (
-    HERE,
     NEW_TOKENS,
     NUM_PROMPTS,
     NUM_SAMPLES,
@@ -49,7 +48,8 @@ def with_trl(model: str, num_steps: int, folder: Path, gpu: str) -> dict[str, ob
         out = folder / f"{sampler}.json"
         done = subprocess.run(
             [
-                *(sys.executable, str(HERE / "grpo_trl.py"), "--model", model, "--out", str(out)),
+                *(sys.executable, "-m", "benchmarks.gpu.grpo_trl"),
+                *("--model", model, "--out", str(out)),
                 *("--prompts", str(folder / "prompts.jsonl"), "--steps", str(num_steps)),
                 *("--num-samples", str(NUM_SAMPLES), "--new-tokens", str(NEW_TOKENS)),
                 *("--sampler", sampler),

@@ -17,7 +17,7 @@ from trinity.common.config.training import PartSettings, training_settings
 from trinity.common.constants import EngineType, SyncMethod
 
 _CPU_LOGITS = 40_000_000  # at a time
-_GPU_LOGITS = 2**30  # at a time
+_GPU_LOGITS = 2**31  # at a time, in two chunks
 _CONTEXT = 600 * 2**20
 _CPU_LIBRARIES = 450 * 2**20
 _SENT_AT_A_TIME = 2**28

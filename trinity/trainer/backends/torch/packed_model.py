@@ -23,6 +23,7 @@ from trinity.trainer.backends.torch.packing import (
     pack_images,
     pack_rows,
 )
+from trinity.trainer.backends.torch.varlen import sent
 from trinity.trainer.backends.torch.weights import gradient_of_master
 from trinity.trainer.batch import TrainBatch
 
@@ -37,10 +38,40 @@ class TokenOutputs:
     trained: TrainedTokens
     values: Mapping[str, Tensor]
 
-    def by_row(self, batch: TrainBatch) -> dict[str, Tensor]:
-        """The same as [B, T] on the CPU, where losses are computed; 0 where masked."""
-        values = {name: value.cpu() for name, value in self.values.items()}
+    def by_row(self, batch: TrainBatch, arriving: "Arriving | None" = None) -> dict[str, Tensor]:
+        """The same as [B, T] on the CPU, where losses are computed; 0 where masked.
+
+        Args:
+            arriving: What `leaving` gave.
+        """
+        values = (arriving or self.leaving()).wait()
         return {name: self.trained.scatter(value, batch) for name, value in values.items()}
+
+    def leaving(self) -> "Arriving":
+        """Send the values to the CPU, and do not wait for them."""
+        if not any(value.is_cuda for value in self.values.values()):
+            return Arriving(self.values, None)
+        found = {}
+        for name, value in self.values.items():
+            place = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            found[name] = place.copy_(value.detach(), non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return Arriving(found, arrived)
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Values on their way to the CPU, and when they are there: None if they are."""
+
+    values: Mapping[str, Tensor]
+    arrived: Any
+
+    def wait(self) -> Mapping[str, Tensor]:
+        """The values."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.values
 
 
 @dataclass(frozen=True)
@@ -204,16 +235,17 @@ class PackedModel(ABC):
         """[M, D] output of the last layer where trained tokens are predicted."""
         device = self.device
         plan = attention.plan_attention(packed, device)
-        token_ids, position_ids = packed.token_ids.to(device), packed.position_ids.to(device)
+        token_ids, position_ids = sent(packed.token_ids, device), sent(packed.position_ids, device)
+        source = sent(packed.source, device)
         sequence = self.ranks.sequence if self.ranks is not None else None
         if packed.images is not None:
             if sequence is not None:
                 raise ValueError("Rows with images can't be cut over ranks: set sp_size to 1.")
             hidden_ND = self.backbone(token_ids, position_ids, plan, packed.images)
-            return hidden_ND.index_select(0, packed.source.to(device))
+            return hidden_ND.index_select(0, source)
         run = self.backbone if sequence is None else partial(sequence.hidden, self.backbone)
         hidden_ND = run(token_ids, position_ids, plan)
-        return hidden_ND.index_select(0, packed.source.to(device))
+        return hidden_ND.index_select(0, source)
 
     def token_outputs(self, batch: TrainBatch, entropy: bool = False) -> TokenOutputs:
         """Outputs of every trained token, differentiable."""

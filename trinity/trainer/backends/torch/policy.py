@@ -12,6 +12,7 @@ from trinity.trainer.backends.torch.head import (
 )
 from trinity.trainer.backends.torch.packed_model import PackedModel, TokenOutputs, check_width
 from trinity.trainer.backends.torch.packing import TrainedTokens
+from trinity.trainer.backends.torch.varlen import sent
 from trinity.trainer.batch import TrainBatch
 
 
@@ -57,8 +58,8 @@ class Policy(PackedModel):
         self, hidden: Tensor, trained: TrainedTokens, batch: TrainBatch, entropy: bool
     ) -> TokenOutputs:
         spec = HeadSpec(self._scale, self._softcap, entropy)
-        temperature = self._temperatures(batch, trained.row).to(hidden.device)
-        target = trained.target.to(hidden.device)
+        temperature = sent(self._temperatures(batch, trained.row), hidden.device)
+        target = sent(trained.target, hidden.device)
         logprob, entropies = token_logprobs(hidden, self._weight, target, temperature, spec)
         values = {"logprob": logprob} | ({"entropy": entropies} if entropy else {})
         if entropy and self._scores_entropy and not torch.is_grad_enabled():

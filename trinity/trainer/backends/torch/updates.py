@@ -1,6 +1,7 @@
 """Gradients of an objective over an optimizer batch, micro-batch by micro-batch."""
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,12 @@ from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope, loss_scope
 from trinity.trainer.backends.torch.microbatch import MetricMeans, MicroBatch
-from trinity.trainer.backends.torch.packed_model import PackedModel, TokenOutputs
+from trinity.trainer.backends.torch.packed_model import (
+    Arriving,
+    HeadChunk,
+    PackedModel,
+    TokenOutputs,
+)
 from trinity.trainer.backends.torch.packing import PackedRows
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.loss import BatchObjective
@@ -135,25 +141,60 @@ def _head_backward(
 ) -> Tensor | None:
     """Loss and gradient of the output layer, chunk by chunk; the gradient at ``hidden``.
 
-    None if it is 0 everywhere.
+    None if it is 0 everywhere. A GPU works on the next chunk while the loss of one is computed on
+    the CPU: so it holds two of them.
     """
     grad = torch.zeros_like(hidden)
     has_gradient = False
-    for chunk in model.chunks(batch):
-        leaf = hidden[chunk.tokens].detach().requires_grad_()
-        part = batch.select(chunk.rows)
-        trained = packed.trained.part(chunk.tokens, chunk.rows)
-        with torch.enable_grad():
-            outputs = model.outputs(leaf, trained, part, objective.needs_entropy)
-        gradient, share = gradient_at_outputs(outputs.by_row(part), part, objective, scope)
+    ahead = 1 if hidden.is_cuda else 0
+    started: deque[_Started] = deque()
+
+    def finish(begun: _Started) -> bool:
+        rows = begun.outputs.by_row(begun.part, begun.arriving)
+        gradient, share = gradient_at_outputs(rows, begun.part, objective, scope)
         losses.append(share.loss)
         means.add(share.metrics, share.num_tokens)
-        if any(bool(g.any()) for g in gradient.values()):
-            has_gradient = True
-            _backpropagate(outputs, gradient)
-            assert leaf.grad is not None
-            grad[chunk.tokens] = leaf.grad
+        if not any(bool(g.any()) for g in gradient.values()):
+            return False
+        _backpropagate(begun.outputs, gradient)
+        assert begun.leaf.grad is not None
+        grad[begun.tokens] = begun.leaf.grad
+        return True
+
+    for chunk in model.chunks(batch):
+        started.append(_start(model, hidden, packed, batch, chunk, objective.needs_entropy))
+        if len(started) > ahead:
+            has_gradient |= finish(started.popleft())
+    for begun in started:
+        has_gradient |= finish(begun)
     return grad if has_gradient else None
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A chunk whose outputs are being computed, from a ``leaf`` of the hidden states."""
+
+    tokens: slice
+    leaf: Tensor
+    part: TrainBatch
+    outputs: TokenOutputs
+    arriving: Arriving
+
+
+def _start(
+    model: PackedModel,
+    hidden: Tensor,
+    packed: PackedRows,
+    batch: TrainBatch,
+    chunk: HeadChunk,
+    entropy: bool,
+) -> _Started:
+    leaf = hidden[chunk.tokens].detach().requires_grad_()
+    part = batch.select(chunk.rows)
+    trained = packed.trained.part(chunk.tokens, chunk.rows)
+    with torch.enable_grad():
+        outputs = model.outputs(leaf, trained, part, entropy)
+    return _Started(chunk.tokens, leaf, part, outputs, outputs.leaving())
 
 
 def _backpropagate(outputs: TokenOutputs, gradient: Mapping[str, Tensor]) -> None:
