@@ -60,11 +60,12 @@ def test_what_computes_something_else_stays():
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_gradients_that_go_to_the_master_equal_those_that_come_through_autograd(is_tied):
+@pytest.mark.parametrize("padding", [None, 5])  # a token of the batch; its embedding stays
+def test_gradients_that_go_to_the_master_equal_those_that_come_through_autograd(is_tied, padding):
     batch = TrainBatch.from_experiences(groups())
     found = []
     for is_direct in (True, False):
-        model, _ = two_models(torch.float32, tie_word_embeddings=is_tied)
+        model, _ = two_models(torch.float32, tie_word_embeddings=is_tied, pad_token_id=padding)
         policy = Policy(model)
         weights = Weights(model, torch.bfloat16)
         if not is_direct:
@@ -73,5 +74,7 @@ def test_gradients_that_go_to_the_master_equal_those_that_come_through_autograd(
         outputs = policy.token_outputs(batch).values["logprob"]
         torch.autograd.backward(outputs, torch.linspace(-1, 1, len(outputs)))
         found.append({name: master.grad for name, master in weights.masters.items()})
+    if padding is not None and not is_tied:
+        assert not found[0]["model.embed_tokens.weight"][padding].any()
     for name, wanted in found[1].items():
         assert (found[0][name] - wanted).norm() / wanted.norm() < 0.01, name

@@ -144,7 +144,7 @@ def _add_product_inplace(total_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -
     if total_VD.is_cuda:
         total_VD.add_(grad_CV.t() @ hidden_CD)
         return
-    step = max(1, 16 * _CACHE_ELEMENTS // hidden_CD.shape[1])
+    step = max(1, 4 * _CACHE_ELEMENTS // hidden_CD.shape[1])
     for first in range(0, len(total_VD), step):
         now = slice(first, first + step)
         total_VD[now].add_(grad_CV[:, now].t() @ hidden_CD)

@@ -32,8 +32,8 @@ class SplitMasters(Mapping[str, Tensor]):
         gradients: Float32, by name; theirs for good.
 
     Args:
-        weights: Float32 or bfloat16 parameters, by name. They must be bfloat16 before anything else
-            is called, and be changed by nobody else.
+        weights: Parameters in float32, by name. They become bfloat16, in memory of their own beside
+            each other, and must be changed by nobody else.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
@@ -43,10 +43,12 @@ class SplitMasters(Mapping[str, Tensor]):
         remainders = untouched_zeros(shapes, torch.int16)
         self._remainders = dict(zip(weights, remainders, strict=True))
         self._ties: dict[tuple[str, int], Tensor] = {}
-        for name, weight in self.weights.items():
-            for block in _blocks(weight):
-                values = weight.detach().view(-1)[block].float()
-                away = _away(values, values.to(torch.bfloat16))
+        places = untouched_zeros(shapes, torch.bfloat16)
+        for (name, weight), place in zip(weights.items(), places, strict=True):
+            values = weight.detach().reshape(-1)
+            weight.data = place.copy_(weight.detach())
+            for block in _blocks(place):
+                away = _away(values[block], place.view(-1)[block])
                 if away.any():  # else its pages stay untouched
                     self._keep(name, block, away)
 

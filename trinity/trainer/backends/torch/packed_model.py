@@ -107,8 +107,9 @@ class Backbone(nn.Module):
         if images is not None:
             given = {"inputs_embeds": self._embeds(token_ids, images)[None]}
         elif self._has_lean_embedding():
-            weight = self.model.get_input_embeddings().weight
-            given = {"inputs_embeds": _Embedding.apply(token_ids, weight)[None]}
+            table = self.model.get_input_embeddings()
+            embeds = _Embedding.apply(token_ids, table.weight, table.padding_idx)
+            given = {"inputs_embeds": embeds[None]}
         outputs = self._decoder[0](
             **given,
             position_ids=position_ids[None],
@@ -121,7 +122,6 @@ class Backbone(nn.Module):
         embedding = self.model.get_input_embeddings()
         return (
             type(embedding) is nn.Embedding
-            and embedding.padding_idx is None
             and embedding.weight.requires_grad
             and torch.is_grad_enabled()
             and gradient_of_master(embedding.weight) is not None
@@ -142,21 +142,33 @@ class Backbone(nn.Module):
 
 
 class _Embedding(torch.autograd.Function):
-    """Rows of a table, whose gradient adds to the master's: no dense one is made."""
+    """Rows of a table, whose gradient adds to the master's: no dense one is made.
+
+    As in PyTorch's own, the row of ``padding_idx`` gets none.
+    """
 
     @staticmethod
-    def forward(ctx: Any, token_ids: Tensor, weight: Tensor) -> Tensor:  # autograd's context
+    def forward(
+        ctx: Any,  # autograd's context
+        token_ids: Tensor,
+        weight: Tensor,
+        padding_idx: int | None,
+    ) -> Tensor:
         ctx.save_for_backward(token_ids, weight)
+        ctx.padding_idx = padding_idx
         return weight.index_select(0, token_ids)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
         token_ids, weight = ctx.saved_tensors
+        if ctx.padding_idx is not None:
+            has_gradient = token_ids != ctx.padding_idx
+            token_ids, grad = token_ids[has_gradient], grad[has_gradient]
         total = gradient_of_master(weight)
         assert total is not None, "the master was there in the forward pass"
         total.index_add_(0, token_ids, grad.float())
-        return None, None
+        return None, None, None
 
 
 class PackedModel(ABC):
