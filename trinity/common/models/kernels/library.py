@@ -1,4 +1,4 @@
-"""The compiled kernels: built from their C++ by this machine's compiler when first needed.
+"""The compiled kernels, or other C++: built by this machine's compiler when first needed.
 
 The result is kept in the user's cache folder, under a name that holds source, compiler flags and
 processor: every kind of machine of a cluster gets its own. Without a compiler there are none, and
@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -27,28 +28,49 @@ _log = logging.getLogger(__name__)
 @cache
 def library() -> ctypes.CDLL | None:
     """The kernels, compiled if they aren't yet; None where that fails, which is logged."""
+    return load_compiled("CPU kernels", SOURCES, _FLAGS, included=_HEADERS)
+
+
+def load_compiled(
+    name: str,
+    sources: Sequence[Path],
+    flags: Sequence[str],
+    *,
+    included: Sequence[Path] = (),
+    version: str = "",
+) -> ctypes.CDLL | None:
+    """A library, compiled unless it is there; None where that fails, which is logged.
+
+    Args:
+        name: What it is, for the log and for its file.
+        included: Other files that it is made of.
+        version: Of what else it depends on.
+    """
     try:
-        return ctypes.CDLL(str(_compiled()))
+        return ctypes.CDLL(str(_compiled(name, sources, flags, included, version)))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         _log.warning(
-            "The CPU kernels could not be compiled (%s): PyTorch's operations are used, which are "
-            "slower. A C++ compiler (Debian: apt install g++) brings them.",
+            "The %s could not be compiled (%s): PyTorch's own are used, which take more time or "
+            "memory. A C++ compiler (Debian: apt install g++) brings them.",
+            name,
             " ".join(said.split())[:200],
         )
         return None
 
 
-def _compiled() -> Path:
+def _compiled(
+    name: str, sources: Sequence[Path], flags: Sequence[str], included: Sequence[Path], version: str
+) -> Path:
     compiler = _compiler()
-    parts = [path.read_bytes() for path in (*SOURCES, *_HEADERS)]
-    parts += [part.encode() for part in (compiler, *_FLAGS, platform.machine(), _processor())]
-    name = f"kernels-{hashlib.sha256(b'/'.join(parts)).hexdigest()[:16]}.so"
-    target = _folder() / name
+    parts = [path.read_bytes() for path in (*sources, *included)]
+    parts += [p.encode() for p in (compiler, *flags, version, platform.machine(), _processor())]
+    key = hashlib.sha256(b"/".join(parts)).hexdigest()[:16]
+    target = _folder() / f"{name.replace(' ', '-').lower()}-{key}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            made = Path(scratch) / name
-            command = [compiler, *_FLAGS, "-o", str(made), *map(str, SOURCES)]
+            made = Path(scratch) / target.name
+            command = [compiler, *map(str, sources), *flags, "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_LIMIT_S)
             made.replace(target)
     return target

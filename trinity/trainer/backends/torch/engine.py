@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope
 from trinity.common.models.adapters import AdapterFolder, adapter_off, merged
+from trinity.common.models.allocator import use_tight_memory
 from trinity.common.models.protocol import WeightTicket
 from trinity.trainer.backends.torch import updates
 from trinity.trainer.backends.torch.microbatch import MicroBatch, plan_micro_batches
@@ -34,6 +35,7 @@ from trinity.trainer.engine import ModelRole, TrainedRole
 from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective
 from trinity.utils.log import get_logger
+from trinity.utils.memory import release_free_memory
 
 if TYPE_CHECKING:
     from trinity.synchronizer.channel import WeightChannel
@@ -156,6 +158,8 @@ class TorchTrainEngine:
         settings = self._settings
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
+        if settings.device == "cpu":
+            use_tight_memory()
         torch.manual_seed(settings.seed)
         with self._telling("loading of the models", has_tokens=False):
             self._load_models(ranks)
@@ -168,6 +172,8 @@ class TorchTrainEngine:
             self._logger.warning(settings.random_weights)
         if settings.critic is not None:
             self._models["critic"] = self._placement.critic()
+        if settings.device == "cpu":
+            release_free_memory()  # of weights in float32
 
     def _plan(
         self, batch: TrainBatch, which: ModelRole, objective: BatchObjective | None
