@@ -5,7 +5,6 @@ import pytest
 from tests.trainer.toy import tiny_config
 from trinity.common.config import Config
 from trinity.common.errors import Problem
-from trinity.launcher.build_train_engine import num_ranks
 from trinity.launcher.check_gpus import gpu_problems
 from trinity.launcher.plan import RunPlan, make_plan
 
@@ -70,7 +69,7 @@ def test_each_engine_shares_its_gpus_with_trainer_ranks(plan_of, monkeypatch):
     plan = plan_of(
         4, mode="colocate", explorer=engine(engine_num=2, tensor_parallel_size=2), **shared
     )
-    assert keys(plan) == [] and num_ranks(plan) == 4
+    assert keys(plan) == [] and plan.num_ranks == 4
     assert plan.env_on(2, 2)["CUDA_VISIBLE_DEVICES"] == "6,7"
     assert plan.env_on(3, 1)["CUDA_VISIBLE_DEVICES"] == "7"
 

@@ -10,6 +10,7 @@ import pytest
 from tests.trainer.toy import tiny_config
 from trinity.checkpoint import layout
 from trinity.common.config import Config
+from trinity.common.constants import Mode
 from trinity.launcher.check_trainer import divides, trainer_problems
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.plan import GpuNeeds, RunPlan, make_plan
@@ -53,6 +54,8 @@ def test_heads_and_ranks_that_do_not_divide_are_refused_with_what_would(tmp_path
     assert found.endswith("Set it to 1."), "3 ranks could not share the heads"
     gpus = replace(plan, gpus=GpuNeeds(0, 0, 4, 4))
     assert messages(gpus) == []
+    shared = plan.config.model_copy(update={"mode": Mode.COLOCATE})
+    assert messages(replace(plan, config=shared, gpus=GpuNeeds(4, 0, 0, 4))) == []
     assert divides(8, 32, 4) and not divides(8, 12, 4)
 
 

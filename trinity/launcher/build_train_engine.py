@@ -38,7 +38,7 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
     name = plan.config.trainer.name
     if plan.config.trainer.trainer_type is TrainerType.VERL:
         return _ranks(plan, _for_verl(plan.config, settings), channel, VerlTrainRank)
-    if num_ranks(plan) > 1:
+    if plan.num_ranks > 1:
         return _ranks(plan, settings, channel)
     engine: TrainEngine = actor.spawn(
         TorchTrainEngine,
@@ -58,13 +58,6 @@ def kill_engine(engine: TrainEngine) -> None:
         actor.kill(process)
 
 
-def num_ranks(plan: RunPlan) -> int:
-    """Processes of the trainer: one for each of its GPUs, or as many as the file asks for."""
-    if plan.is_colocated:
-        return plan.gpus.explorer
-    return plan.gpus.trainer or plan.config.trainer.num_processes
-
-
 def _ranks(
     plan: RunPlan,
     settings: TorchEngineSettings,
@@ -75,7 +68,7 @@ def _ranks(
 
     Where engines share the GPUs each rank has one, to the engine on its own GPU.
     """
-    world_size = num_ranks(plan)
+    world_size = plan.num_ranks
     threads = max(1, plan.cores // world_size)
     ranks: list[TorchTrainRank] = []
     for number in range(world_size):
@@ -134,7 +127,7 @@ def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
 def _compiles(plan: RunPlan) -> bool:
     """Whether layers are compiled: as asked for, else where it is known to pay."""
     asked = plan.config.trainer.use_torch_compile
-    is_whole = num_ranks(plan) == 1 and not plan.config.model.lora_configs
+    is_whole = plan.num_ranks == 1 and not plan.config.model.lora_configs
     return plan.device == "cuda" and (is_whole if asked is None else asked)
 
 

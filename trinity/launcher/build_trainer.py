@@ -10,7 +10,6 @@ from trinity.launcher import build_train_engine
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.build_train_engine import (
     build_engine,
-    num_ranks,
     reads,
     trainer_advantage,
 )
@@ -87,7 +86,7 @@ def _cost(plan: RunPlan) -> StepCost:
         )
     )
     return StepCost(
-        num_parts=num_ranks(plan) // config.trainer.ulysses_sequence_parallel_size,
+        num_parts=plan.num_ranks // config.trainer.ulysses_sequence_parallel_size,
         actor=shape,
         critic=critic,
         epochs=training_settings(config).epochs,
@@ -116,7 +115,7 @@ def _channel(plan: RunPlan) -> WeightChannel | None:
         is_ours = config.trainer.trainer_type is TrainerType.TORCH
         return NCCLChannel(
             config.explorer.rollout_model.engine_num,
-            is_live=is_ours and num_ranks(plan) == 1,
+            is_live=is_ours and plan.num_ranks == 1,
             group=sync.group_name,
             timeout_s=min(sync.sync_timeout, _PEER_TIMEOUT_S),
             copies=not is_ours,

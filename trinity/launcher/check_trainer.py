@@ -57,7 +57,7 @@ def _number_format_problems(config: Config, folder: Path) -> Iterator[Problem]:
         return
     found = _read_whole(folder / "config.json")
     saved = str(found.get("dtype") or found.get("torch_dtype") or "float32")
-    if saved != own:
+    if found and saved != own:
         message = f"The model folder's own is {saved}, but `trainer.dtype` is {own}."
         yield Problem("explorer.rollout_model.dtype", message, f"Set `dtype: {own}`.", "auto")
 
@@ -65,7 +65,7 @@ def _number_format_problems(config: Config, folder: Path) -> Iterator[Problem]:
 def _sequence_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem]:
     trainer = plan.config.trainer
     size = trainer.ulysses_sequence_parallel_size
-    ranks = plan.gpus.trainer or trainer.num_processes
+    ranks = plan.num_ranks
     heads = int(shape.get("num_attention_heads") or 0)
     keys = int(shape.get("num_key_value_heads") or heads)
     working = [n for n in range(1, ranks + 1) if ranks % n == 0 and divides(n, heads, keys)]
@@ -78,7 +78,7 @@ def _sequence_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem
             )
         choice = "1" if working == [1] else f"one of {', '.join(map(str, working))}"
         yield Problem(_SEQUENCE, message, f"Set it to {choice}.", size)
-    elif not plan.gpus.trainer:
+    elif not plan.gpus.total:
         yield from batch_problems(plan.config, ranks // size)
 
 

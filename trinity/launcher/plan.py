@@ -115,6 +115,13 @@ class RunPlan:
         return self.config.mode is Mode.COLOCATE and self.gpus.total > 0
 
     @property
+    def num_ranks(self) -> int:
+        """Processes of the trainer: one for each of its GPUs, or as many as the file asks for."""
+        if self.is_colocated:
+            return self.gpus.explorer
+        return self.gpus.trainer or self.config.trainer.num_processes
+
+    @property
     def compute_env(self) -> dict[str, str]:
         """Environment of engines and trainer.
 
