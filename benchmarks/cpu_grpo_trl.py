@@ -5,6 +5,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -22,12 +23,19 @@ class StepTimes(TrainerCallback):
         self._began = 0.0
 
     def on_step_begin(self, *_: object, **__: object) -> None:
-        self._began = time.perf_counter()
+        self._began = _now()
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        self.step_seconds.append(time.perf_counter() - self._began)
+        self.step_seconds.append(_now() - self._began)
         if len(self.step_seconds) == 1:
             self.seconds_to_first_step = time.time() - psutil.Process().create_time()
+
+
+def _now() -> float:
+    """Once a GPU has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def distinct_words(completions: list[list[dict[str, str]]], **_: object) -> list[float]:
@@ -36,18 +44,24 @@ def distinct_words(completions: list[list[dict[str, str]]], **_: object) -> list
     return [len(set(words)) / max(1, len(words)) for words in texts]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(description: str) -> argparse.ArgumentParser:
+    """What both benchmarks give to TRL's side."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--num-samples", type=int, required=True)
     parser.add_argument("--new-tokens", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    return parser
+
+
+def train(options: argparse.Namespace, rows_a_pass: int | None = None, **more: Any) -> StepTimes:
+    """Train on all prompts, ``rows_a_pass`` samples at a time (None: all of a step)."""
     questions = [json.loads(line)["question"] for line in options.prompts.read_text().splitlines()]
     rows = [{"prompt": [{"role": "user", "content": question}]} for question in questions]
     num_rows = len(rows) // options.steps * options.num_samples
+    at_once = rows_a_pass or num_rows
     times = StepTimes()
     with tempfile.TemporaryDirectory() as scratch:
         trainer = GRPOTrainer(
@@ -57,30 +71,34 @@ def main() -> None:
             callbacks=[times],
             args=GRPOConfig(
                 output_dir=scratch,
-                per_device_train_batch_size=num_rows,
+                per_device_train_batch_size=at_once,
+                gradient_accumulation_steps=num_rows // at_once,
                 num_generations=options.num_samples,
                 max_completion_length=options.new_tokens,
                 max_steps=options.steps,
                 learning_rate=1e-6,
                 beta=0.0,
                 bf16=True,
-                use_cpu=True,
                 gradient_checkpointing=False,
                 shuffle_dataset=False,
                 save_strategy="no",
                 report_to=[],
                 model_init_kwargs={"dtype": torch.bfloat16},
+                **more,
             ),
         )
         trainer.train()
-    options.out.write_text(
-        json.dumps(
-            {
-                "step_seconds": times.step_seconds,
-                "seconds_to_first_step": times.seconds_to_first_step,
-            }
-        )
-    )
+    return times
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0]).parse_args()
+    times = train(options, use_cpu=True)
+    found = {
+        "step_seconds": times.step_seconds,
+        "seconds_to_first_step": times.seconds_to_first_step,
+    }
+    options.out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
