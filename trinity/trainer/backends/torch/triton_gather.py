@@ -1,30 +1,8 @@
-"""Triton kernels of `trinity.trainer.backends.torch.varlen`: keys and values side by side."""
+"""Triton kernel of `trinity.trainer.backends.torch.varlen`: a program works on one packed token."""
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def gather_rows(
-    key_ptr,
-    value_ptr,
-    gathered_key_ptr,
-    gathered_value_ptr,
-    index_ptr,
-    num_rows,
-    width,
-    rows: tl.constexpr,
-    block: tl.constexpr,
-):
-    """Rows of two tensors by their numbers; a program copies some."""
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    column = tl.arange(0, block)[None, :]
-    inside = (row < num_rows)[:, None] & (column < width)
-    source = tl.load(index_ptr + row, mask=row < num_rows, other=0)[:, None] * width + column
-    target = row[:, None] * width + column
-    tl.store(gathered_key_ptr + target, tl.load(key_ptr + source, mask=inside), mask=inside)
-    tl.store(gathered_value_ptr + target, tl.load(value_ptr + source, mask=inside), mask=inside)
 
 
 @triton.jit
@@ -40,7 +18,7 @@ def sum_slots(
     width,
     block: tl.constexpr,
 ):
-    """Add up the rows of two tensors that belong to a program's token, in order, in float32."""
+    """Add up the rows of two tensors that belong to the token, in their order, in float32."""
     token = tl.program_id(0).to(tl.int64)
     first = tl.load(offsets_ptr + token)
     end = tl.load(offsets_ptr + token + 1, mask=token + 1 < num_tokens, other=num_slots)

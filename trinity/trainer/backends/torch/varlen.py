@@ -21,7 +21,6 @@ from trinity.trainer.backends.torch.packing import Segment
 _DTYPES = (torch.bfloat16, torch.float16)
 _MAX_HEAD_SIZE = 256
 _NO_WINDOW = -1
-_ELEMENTS_A_PROGRAM = 4096  # of keys, and of values, that one program of a kernel copies
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def _attend(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if key_index.numel():
-        key, value = _gathered(key, value, key_index)
+        key, value = key.index_select(0, key_index), value.index_select(0, key_index)
     most_queries, most_keys = longest.tolist()
     out, log_sums, seed, unused, _ = torch.ops.aten._flash_attention_forward(
         query,
@@ -179,7 +178,7 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     is_gathered = key_index.numel() > 0
     if is_gathered:
-        key, value = _gathered(key, value, key_index)
+        key, value = key.index_select(0, key_index), value.index_select(0, key_index)
     most_queries, most_keys = longest.tolist()
     grad_query, grad_key, grad_value = torch.ops.aten._flash_attention_backward(
         grad_out.contiguous(),
@@ -214,21 +213,6 @@ def _(
     )
 
 
-def _gathered(key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """[L, G, D] the keys and values of ``index`` ([L])."""
-    from trinity.trainer.backends.torch.triton_gather import gather_rows
-
-    shape, width = (len(index), *key.shape[1:]), key[0].numel()
-    key, value = key.contiguous(), value.contiguous()
-    found = key.new_empty(shape), value.new_empty(shape)
-    block = _power_of_two(width)
-    rows = max(1, _ELEMENTS_A_PROGRAM // block)
-    gather_rows[(-(-len(index) // rows),)](
-        *(key, value, *found, index), *(len(index), width), rows=rows, block=block
-    )
-    return found
-
-
 def _summed(
     grad_key: Tensor, grad_value: Tensor, slots: Tensor, offsets: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -242,14 +226,9 @@ def _summed(
     sum_slots[(len(offsets),)](
         *(key, value, key_sum, value_sum, slots, offsets),
         *(len(offsets), len(slots), width),
-        block=_power_of_two(width),
+        block=1 << (width - 1).bit_length(),
     )
     return key_sum, value_sum
-
-
-def _power_of_two(width: int) -> int:
-    """The least one that is not smaller."""
-    return 1 << (width - 1).bit_length()
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
