@@ -17,14 +17,14 @@ run() {
   echo "== $((SECONDS - start)) s, at $((SECONDS - began)): $*"
 }
 train() { run 150 train; }
-rollout() { run 190 rollout --tokenizer "$tokenizer" --new-tokens 256 --rounds 3; }
+rollout() { run 210 rollout --tokenizer "$tokenizer" --new-tokens 256 --rounds 1; }
 grpo() { run 300 grpo --tokenizer "$tokenizer" --steps 6; }
 
 if ((gpus == 1)); then
   train
   rollout
   grpo
-  run 150 verl
+  run 140 verl
   echo "LEFT OUT, they need two GPUs: sync ranks overlap"
 else
   (export CUDA_VISIBLE_DEVICES=0; train; run 150 verl) &
