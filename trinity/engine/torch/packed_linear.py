@@ -13,15 +13,17 @@ _PROBE_ROWS = 64  # rows of a usual decoding step
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear` whose weight is kept packed only.
+    """An `nn.Linear` whose weight is kept packed only, or also as it was.
 
-    The parameter ``weight`` has the layer's name, shape and dtype, but no data (it is on "meta").
+    Without ``keeps_weight`` the parameter ``weight`` has the layer's name, shape and dtype, but no
+    data (it is on "meta").
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, keeps_weight: bool = False) -> None:
         super().__init__()
         self.pack(linear.weight)
-        self.weight = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
+        empty = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
+        self.weight = linear.weight if keeps_weight else empty
         self.bias = linear.bias
 
     @torch.no_grad()
@@ -44,23 +46,33 @@ class PackedLinear(nn.Module):
 def pack_linears_inplace(model: nn.Module, output_layer: nn.Module | None) -> int:
     """Replace the linear layers of a bfloat16 model on the CPU; how many were.
 
-    Layers stay as they are where this PyTorch can't pack or the bits would differ. So does the
-    ``output_layer``: it gains little, and its weight is often the embedding's too.
+    Layers stay as they are where this PyTorch can't pack or the bits would differ, and those that
+    share their weight; only the ``output_layer`` is packed though its weight is the embedding's
+    too, which is kept.
     """
     places = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and child is not output_layer and _is_packable(child)
+        if type(child) is nn.Linear and _is_packable(child)
     ]
     uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-    places = [place for place in places if uses[id(place[2].weight)] == 1]
+    places = [p for p in places if uses[id(p[2].weight)] == 1 or p[2] is output_layer]
     if not places or not _is_exact(places[0][2]):
         return 0
     for parent, name, child in places:
-        setattr(parent, name, PackedLinear(child).train(child.training))
+        packed = PackedLinear(child, keeps_weight=uses[id(child.weight)] > 1)
+        setattr(parent, name, packed.train(child.training))
     _leave_file(model)
     return len(places)
+
+
+@torch.no_grad()
+def pack_shared_weights(model: nn.Module) -> None:
+    """Pack those weights anew that are kept elsewhere too, after they have changed."""
+    for module in model.modules():
+        if isinstance(module, PackedLinear) and not module.weight.is_meta:
+            module.pack(module.weight)
 
 
 @torch.no_grad()
@@ -72,11 +84,11 @@ def _leave_file(model: nn.Module) -> None:
 
 
 def packed_layers(model: nn.Module) -> dict[str, PackedLinear]:
-    """The packed layers of a model, by the name of their weight."""
+    """The layers of a model whose weight is kept packed only, by the name of the weight."""
     return {
         f"{name}.weight": module
         for name, module in model.named_modules()
-        if isinstance(module, PackedLinear)
+        if isinstance(module, PackedLinear) and module.weight.is_meta
     }
 
 

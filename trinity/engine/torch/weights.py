@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from trinity.common.models.adapters import adapter_parameters
-from trinity.engine.torch.packed_linear import packed_layers
+from trinity.engine.torch.packed_linear import pack_shared_weights, packed_layers
 from trinity.utils.digest import weights_digest
 
 
@@ -41,6 +41,7 @@ def load_weights_inplace(model: nn.Module, weights: Iterable[tuple[str, Tensor]]
         raise ValueError(
             f"{len(missing)} of {len(parameters)} weights did not come: {sorted(missing)[:5]}."
         )
+    pack_shared_weights(model)
     return model_digest(model)
 
 
