@@ -51,10 +51,13 @@ async def ppo(engine, seeds: range) -> list[dict[str, float]]:
 
 
 def assert_same(found, wanted, tolerance: float = 1e-5) -> None:
-    """All metrics of all steps, relative to their size."""
+    """All metrics of all steps, relative to their size.
+
+    The largest ratio of all tokens grows by a logprob's rounding; it may differ by thrice as much.
+    """
     assert len(found) == len(wanted)
     for step, (own, other) in enumerate(zip(found, wanted, strict=True)):
         assert set(own) == set(other)
         for name, value in other.items():
-            allowed = tolerance * max(1.0, abs(value))
+            allowed = tolerance * max(1.0, abs(value)) * (3 if "max" in name else 1)
             assert abs(own[name] - value) <= allowed, (step, name, own[name], value)
