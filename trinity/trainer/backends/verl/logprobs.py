@@ -5,6 +5,7 @@ an H200 (a 0.6B-shaped model with a vocabulary of 152 thousand).
 """
 
 import importlib
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,5 +31,5 @@ def _chosen(logits: Tensor, labels: Tensor) -> Tensor:
 
 def put_into_verl() -> None:
     """Have veRL use `chosen_logprobs` in the place of its loop over tokens."""
-    functional = importlib.import_module("verl.utils.torch_functional")
+    functional: Any = importlib.import_module("verl.utils.torch_functional")
     functional.logprobs_from_logits_v2 = chosen_logprobs
