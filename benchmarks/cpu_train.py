@@ -161,7 +161,7 @@ def main() -> None:
         "--shortest", type=int, default=ANSWER, help="tokens of an answer, at least"
     )
     parser.add_argument(
-        "--max-tokens", type=int, default=1000, help="packed tokens of one of our micro-batches"
+        "--max-tokens", type=int, default=640, help="packed tokens of one of our micro-batches"
     )
     parser.add_argument("--contender", choices=["trinity", "padded"], help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -16,14 +16,15 @@ from trinity.common.config.shape import ModelShape
 from trinity.common.config.training import PartSettings, training_settings
 from trinity.common.constants import EngineType, SyncMethod
 
-_CPU_LOGITS = 40_000_000  # at a time
+_CPU_LOGITS = 20_000_000  # at a time
 _GPU_LOGITS = 2**31  # at a time, in two chunks
 _CONTEXT = 600 * 2**20
-_CPU_LIBRARIES = 450 * 2**20
+_CPU_LIBRARIES = 400 * 2**20
 _SENT_AT_A_TIME = 2**28
-_CPU_SLACK = 1.0  # measured on three shapes, from 19 to 135 million weights: 6 % off at most
+_CPU_SLACK = 0.1  # measured on three shapes, from 19 to 135 million weights: 5 % off at most
 _ADAM_BYTES = 8
 _MASTER_BYTES = 4
+_SPLIT_MASTER_BYTES = 2  # of bfloat16 weights on a CPU: what these lack of their masters
 _GRAD_BYTES = 4
 
 
@@ -68,7 +69,7 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
     if config.cluster.gpu_per_node:
         return [*parts, Part("CUDA and libraries", _CONTEXT, "about")]
     slack = _CPU_SLACK * sum(part.bytes for part in passing)
-    parts.append(Part("buffers", slack, "of passes and the allocator: as much as the last two"))
+    parts.append(Part("buffers", slack, f"of passes: {_CPU_SLACK:.0%} of the last two"))
     parts += _weights_sent(config, shape, width)
     return [*parts, Part("Python and libraries", _CPU_LIBRARIES, "about")]
 
@@ -97,6 +98,8 @@ def _model_state(
     how = away if settings.param_offload else f"{width} bytes / {shards}"
     parts = [Part(f"{name} weights", kept, how)]
     master = _MASTER_BYTES if width < _MASTER_BYTES or config.model.lora_configs else 0
+    if width < _MASTER_BYTES and not config.cluster.gpu_per_node and shards == 1:
+        master = _SPLIT_MASTER_BYTES
     grad = trained * _GRAD_BYTES / shards
     parts.append(Part(f"{name} gradients", grad, f"4 bytes / {shards}"))
     state = 0 if settings.optimizer_offload else trained * (master + _ADAM_BYTES) / shards

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from trinity.common.models.adapters import add_adapter_inplace
+from trinity.common.models.allocator import use_tight_memory
 from trinity.common.models.lean import make_lean_inplace
 from trinity.common.models.loading import (
     cast_parameters,
@@ -310,6 +311,8 @@ class TorchEngine:
         settings = self._settings
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
+        if settings.device == "cpu":
+            use_tight_memory()
         model, is_random = load_causal_lm(
             settings.model_path,
             settings.dtype,
