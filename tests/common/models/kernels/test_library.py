@@ -17,11 +17,6 @@ print(kernels.rms_norm(x, torch.ones(16), 1e-5)[0].square().mean().item())
 """
 
 
-def compiled_in(folder, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return library._compiled()
-
-
 def has_compiler():
     try:
         return bool(library._compiler())
@@ -31,10 +26,10 @@ def has_compiler():
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler is installed")
 def test_many_at_once_make_one_whole_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(library, "_FLAGS", (*library._FLAGS, "-O0"))
+    whole = ("kernels", library.SOURCES, (*library._FLAGS, "-O0"), library._HEADERS, "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with ThreadPoolExecutor(2) as pool:
-        paths = set(pool.map(lambda _: library._compiled(), range(2)))
+        paths = set(pool.map(lambda _: library._compiled(*whole), range(2)))
     assert len(paths) == 1
     assert [p.name for p in (tmp_path / "trinity").iterdir()] == [paths.pop().name]
 
