@@ -87,34 +87,27 @@ class StepAttention:
     ) -> Tensor:
         """Store the step's keys and values, and give the attention output [N, H, D]."""
         num_samples, num_prompt = len(self.sample_rows), len(self.prompt_pages)
-        end = num_samples + num_prompt
-        out_NHD = query_NHD.new_zeros(*query_NHD.shape[:2], value_NKD.shape[-1])
+        parts = []
         if num_samples:
             now = slice(0, num_samples)
-            self.samples.write(
-                layer, self.sample_rows, self.sample_positions, key_NKD[now], value_NKD[now]
-            )
-            stored = self.samples.stored(layer)
-            native = _native_attention(query_NHD[now], stored, self.sample_tasks, options)
-            if native is None:
-                native = self._attend_samples(layer, query_NHD[now], options)
-            out_NHD[now] = native
+            places = (self.sample_rows, self.sample_positions)
+            self.samples.write(layer, *places, key_NKD[now], value_NKD[now])
+            parts.append(self._attend_samples(layer, query_NHD[now], options))
         if num_prompt:
-            now = slice(num_samples, end)
-            self.prompts.write(
-                layer, self.prompt_pages, self.prompt_places, key_NKD[now], value_NKD[now]
-            )
-            stored = self.prompts.stored(layer)
-            native = _native_attention(query_NHD[now], stored, self.prompt_tasks, options)
-            if native is not None:
-                out_NHD[now] = native
-                return out_NHD
-            for tiles in self.tiles:
-                out = self._attend_tiles(layer, query_NHD[now], tiles, options)
-                out_NHD[num_samples + tiles.scatter_to] = out[tiles.scatter_from]
-        return out_NHD
+            now = slice(num_samples, num_samples + num_prompt)
+            places = (self.prompt_pages, self.prompt_places)
+            self.prompts.write(layer, *places, key_NKD[now], value_NKD[now])
+            parts.append(self._attend_prompts(layer, query_NHD[now], options))
+        padding = len(query_NHD) - num_samples - num_prompt
+        if padding:
+            parts.append(query_NHD.new_zeros(padding, query_NHD.shape[1], value_NKD.shape[-1]))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _attend_samples(self, layer: int, query_SHD: Tensor, options: "AttentionOptions") -> Tensor:
+        stored = self.samples.stored(layer)
+        native = _native_attention(query_SHD, stored, self.sample_tasks, options)
+        if native is not None:
+            return native
         length = round_up(self.max_sample_length, GRAIN)
         key_SKLD, value_SKLD = self.samples.view(layer, len(query_SHD), length)
         num_samples, num_heads, size = query_SHD.shape
@@ -122,6 +115,17 @@ class StepAttention:
         bias = self._sample_bias(length, options.window, query_SHD.dtype)
         out_SKMD = tiled_attention(query_SKMD, key_SKLD, value_SKLD, bias, options)
         return out_SKMD.reshape(num_samples, num_heads, -1)
+
+    def _attend_prompts(self, layer: int, query_NHD: Tensor, options: "AttentionOptions") -> Tensor:
+        stored = self.prompts.stored(layer)
+        native = _native_attention(query_NHD, stored, self.prompt_tasks, options)
+        if native is not None:
+            return native
+        out_NHD = query_NHD.new_empty(*query_NHD.shape[:2], stored[1].shape[-1])
+        for tiles in self.tiles:
+            out = self._attend_tiles(layer, query_NHD, tiles, options)
+            out_NHD[tiles.scatter_to] = out[tiles.scatter_from]
+        return out_NHD
 
     def _attend_tiles(
         self, layer: int, query_NHD: Tensor, tiles: PromptTiles, options: "AttentionOptions"

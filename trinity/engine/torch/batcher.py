@@ -432,7 +432,9 @@ class Batcher:
                 self.ready.popleft()
         self._copy_prompts(first, started)
         if len(self.rows):
-            self._draw(torch.cat(logits), np.concatenate(versions))
+            only_running = running_logits if not started else None
+            whole = torch.cat(logits) if only_running is None else only_running
+            self._draw(whole, np.concatenate(versions))
 
     def _copy_prompts(self, first: int, started: list[tuple[SampleJob, int]]) -> None:
         """Give each new sample a row with its prompt's keys and values."""
