@@ -94,18 +94,27 @@ static inline void combine(const float* weights, long stride, const float* other
         }
 }
 
+// Calls `use` with each key's place in the task, and where it lies in memory under a key head.
+template <class Use>
+static void each_key(const Tasks& tasks, const Shape& shape, long task, long head, long count,
+                     Use use) {
+    long place = 0, span = task ? tasks.spans_end[task - 1] : 0;
+    for (; span < tasks.spans_end[task] && place < count; span++) {
+        long at = tasks.span_first[span] * shape.span_stride + head * shape.head_stride;
+        for (long i = 0; i < tasks.span_length[span] && place < count; i++, place++)
+            use(place, at + i * shape.key_stride);
+    }
+}
+
 // The task's keys (or values) of a head in order, as floats, then zeros to a whole vector.
 template <class T, int W>
 static void collect(const T* from, const Tasks& tasks, const Shape& shape, long task, long head,
                     long count, float* to) {
-    long place = 0, span = task ? tasks.spans_end[task - 1] : 0;
-    for (; span < tasks.spans_end[task] && place < count; span++) {
-        const T* key = from + tasks.span_first[span] * shape.span_stride + head * shape.head_stride;
-        for (long i = 0; i < tasks.span_length[span] && place < count; i++, place++)
-            for (int w = 0; w < W; w++)
-                store(to + (place * W + w) * LANES, load(key + i * shape.key_stride + w * LANES));
-    }
-    memset(to + place * W * LANES, 0, (whole(count) - place) * W * LANES * sizeof(float));
+    each_key(tasks, shape, task, head, count, [=](long place, long at) {
+        for (int w = 0; w < W; w++)
+            store(to + (place * W + w) * LANES, load(from + at + w * LANES));
+    });
+    memset(to + count * W * LANES, 0, (whole(count) - count) * W * LANES * sizeof(float));
 }
 
 // Scores of keys that the query at `place` does not see become -inf.
@@ -193,18 +202,29 @@ static void attend(const T* query, const T* key, const T* value, T* out, float* 
     }
 }
 
-// Adds rows of `from` to those of the spans.
+// Adds what was summed up for the task's keys in order to where they lie.
 template <int W>
-static void add_to_spans(const float* from, const Tasks& tasks, const Shape& shape, long task,
-                         long head, long count, float* to) {
-    long place = 0, span = task ? tasks.spans_end[task - 1] : 0;
-    for (; span < tasks.spans_end[task] && place < count; span++) {
-        float* key = to + tasks.span_first[span] * shape.span_stride + head * shape.head_stride;
-        for (long i = 0; i < tasks.span_length[span] && place < count; i++, place++)
-            for (int w = 0; w < W; w++) {
-                float* at = key + i * shape.key_stride + w * LANES;
-                store(at, load(at) + load(from + (place * W + w) * LANES));
-            }
+static void hand_out(const float* from, const Tasks& tasks, const Shape& shape, long task,
+                     long head, long count, float* to) {
+    each_key(tasks, shape, task, head, count, [=](long place, long at) {
+        for (int w = 0; w < W; w++) {
+            float* sum = to + at + w * LANES;
+            store(sum, load(sum) + load(from + (place * W + w) * LANES));
+        }
+    });
+}
+
+// sums[j] += sum over r of weights[r, j] rows[r].
+template <int W>
+static void accumulate(const float* weights, long stride, const float* rows, long num_rows,
+                       long count, float* sums) {
+    for (long j = 0; j < count; j++) {
+        Floats sum[W];
+        for (int w = 0; w < W; w++) sum[w] = load(sums + (j * W + w) * LANES);
+        for (long r = 0; r < num_rows; r++)
+            for (int w = 0; w < W; w++)
+                sum[w] += weights[r * stride + j] * load(rows + (r * W + w) * LANES);
+        for (int w = 0; w < W; w++) store(sums + (j * W + w) * LANES, sum[w]);
     }
 }
 
@@ -265,27 +285,11 @@ static void attend_backward(const T* grad, const T* query, const T* key, const T
                             store(query_grad + own.index(tasks, task, first + r) * D + w * LANES,
                                   found[0][w]);
                     }
-                    for (long j = 0; j < seen; j++) {
-                        Floats at_key[W], at_value[W];
-                        for (int w = 0; w < W; w++) {
-                            at_key[w] = load(key_sums + j * D + w * LANES);
-                            at_value[w] = load(value_sums + j * D + w * LANES);
-                        }
-                        for (long r = 0; r < count; r++) {
-                            float slope = slopes[r * most + j], prob = probs[r * most + j];
-                            for (int w = 0; w < W; w++) {
-                                at_key[w] += slope * load(rows + r * D + w * LANES);
-                                at_value[w] += prob * load(grads + r * D + w * LANES);
-                            }
-                        }
-                        for (int w = 0; w < W; w++) {
-                            store(key_sums + j * D + w * LANES, at_key[w]);
-                            store(value_sums + j * D + w * LANES, at_value[w]);
-                        }
-                    }
+                    accumulate<W>(slopes, most, rows, count, seen, key_sums);
+                    accumulate<W>(probs, most, grads, count, seen, value_sums);
                 }
-                add_to_spans<W>(key_sums, tasks, shape, task, head, num_keys, key_grad);
-                add_to_spans<W>(value_sums, tasks, shape, task, head, num_keys, value_grad);
+                hand_out<W>(key_sums, tasks, shape, task, head, num_keys, key_grad);
+                hand_out<W>(value_sums, tasks, shape, task, head, num_keys, value_grad);
             }
         }
     }
