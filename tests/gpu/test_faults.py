@@ -194,6 +194,25 @@ def _nccl_config(toy, folder, **changes):
     )
 
 
+def _kill_the_engine_and_see_it_back(run) -> None:
+    """To the end of the run, after which nothing of the engine is left."""
+    actor = run.pid_of("engine")
+    inner = [child.pid for child in psutil.Process(actor).children(recursive=True)]
+    os.kill(actor, signal.SIGKILL)
+    run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death", timeout_s=20)
+    run.succeed(400)
+    assert "Engine 0 is ready again" in run.log("explorer")
+    assert run.remaining(grace_s=10) == []
+    assert not any(psutil.pid_exists(pid) for pid in inner)
+
+
+def _assert_sampled_by_the_weights_of_every_step(run, num_steps) -> None:
+    assert scalars(run.job, "explorer")["rollout/model_version"] == list(range(num_steps))
+    kept = scalars(run.job, "trainer")
+    assert kept["sample/model_version/mean"] == list(range(num_steps))
+    assert max(map(abs, kept["actor/ppo_kl"])) < 0.02, kept["actor/ppo_kl"]
+
+
 @TWO_GPUS
 def test_a_killed_engine_comes_back_with_the_right_weights(toy, tmp_path):
     config = _nccl_config(
@@ -201,18 +220,8 @@ def test_a_killed_engine_comes_back_with_the_right_weights(toy, tmp_path):
     )
     with trinity_run(config, plugins=toy.plugins, env=_kept_environment()) as run:
         run.wait_for(lambda: "Step 3:" in run.log("explorer"), "step 3", 400)
-        actor = run.pid_of("engine")
-        inner = [child.pid for child in psutil.Process(actor).children(recursive=True)]
-        os.kill(actor, signal.SIGKILL)
-        run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death", timeout_s=20)
-        run.succeed(400)
-        assert "Engine 0 is ready again" in run.log("explorer")
-        assert run.remaining(grace_s=10) == []
-    assert not any(psutil.pid_exists(pid) for pid in inner)
-    assert scalars(run.job, "explorer")["rollout/model_version"] == list(range(12))
-    kept = scalars(run.job, "trainer")
-    assert kept["sample/model_version/mean"] == list(range(12))
-    assert max(map(abs, kept["actor/ppo_kl"])) < 0.02, kept["actor/ppo_kl"]
+        _kill_the_engine_and_see_it_back(run)
+    _assert_sampled_by_the_weights_of_every_step(run, 12)
 
 
 def test_a_killed_engine_that_shares_its_gpu_comes_back_with_the_right_weights(toy, tmp_path):
@@ -229,18 +238,8 @@ def test_a_killed_engine_that_shares_its_gpu_comes_back_with_the_right_weights(t
     )
     with trinity_run(config, plugins=toy.plugins, env=_kept_environment()) as run:
         run.wait_for(lambda: "Weights of version 3" in run.log("explorer"), "version 3", 400)
-        actor = run.pid_of("engine")
-        inner = [child.pid for child in psutil.Process(actor).children(recursive=True)]
-        os.kill(actor, signal.SIGKILL)
-        run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death", timeout_s=20)
-        run.succeed(400)
-        assert "Engine 0 is ready again" in run.log("explorer")
-        assert run.remaining(grace_s=10) == []
-    assert not any(psutil.pid_exists(pid) for pid in inner)
-    assert scalars(run.job, "explorer")["rollout/model_version"] == list(range(6))
-    kept = scalars(run.job, "trainer")
-    assert kept["sample/model_version/mean"] == list(range(6))
-    assert max(map(abs, kept["actor/ppo_kl"])) < 0.02, kept["actor/ppo_kl"]
+        _kill_the_engine_and_see_it_back(run)
+    _assert_sampled_by_the_weights_of_every_step(run, 6)
 
 
 @TWO_GPUS
