@@ -12,6 +12,9 @@ from trinity.engine.torch import TorchEngine, TorchEngineSettings
 # A prompt in each region where kernels change: one token, around a tile, around a block of keys.
 LENGTHS = (1, 2, 5, 30, 63, 64, 65, 128, 130, 191, 192, 256, 300)
 
+# Heads of 8 attend by PyTorch's operations, those of 16 by compiled kernels.
+HEAD_SIZES = pytest.mark.parametrize("head_dim", [8, 16])
+
 
 async def ready(folder, **settings):
     engine = TorchEngine(
@@ -41,9 +44,11 @@ def requests(count, max_tokens=12):
         yield prompt(LENGTHS[number % len(LENGTHS)], number), params
 
 
+@HEAD_SIZES
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_same_bits_whatever_else_is_in_the_batch(tmp_path, dtype):
-    engine = await ready(model_folder(tmp_path), dtype=dtype, max_batch_tokens=256)
+async def test_same_bits_whatever_else_is_in_the_batch(tmp_path, dtype, head_dim):
+    folder = model_folder(tmp_path, model=config(head_dim=head_dim))
+    engine = await ready(folder, dtype=dtype, max_batch_tokens=256)
     asked = list(requests(40))
     together = await asyncio.gather(*[engine.sample(*request) for request in asked])
     for request, expected in zip(asked, together, strict=True):
@@ -51,9 +56,11 @@ async def test_same_bits_whatever_else_is_in_the_batch(tmp_path, dtype):
     await engine.close()
 
 
+@HEAD_SIZES
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_logprobs_of_samples_are_those_of_scoring_to_the_bit(tmp_path, dtype):
-    engine = await ready(model_folder(tmp_path), dtype=dtype, max_batch_tokens=128)
+async def test_logprobs_of_samples_are_those_of_scoring_to_the_bit(tmp_path, dtype, head_dim):
+    folder = model_folder(tmp_path, model=config(head_dim=head_dim))
+    engine = await ready(folder, dtype=dtype, max_batch_tokens=128)
     for length in LENGTHS:
         ids = prompt(length)
         params = SamplingParams(n=2, temperature=0.6, max_tokens=30, seed=length, ignore_eos=True)
@@ -155,14 +162,20 @@ async def test_two_hundred_requests_of_mixed_lengths(tmp_path):
     await engine.close()
 
 
+@HEAD_SIZES
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "gemma2", "mistral-window", "phi3", "gpt_neox"])
-async def test_other_architectures(tmp_path, kind):
+async def test_other_architectures(tmp_path, kind, head_dim):
     from transformers import AutoConfig
 
     common = {
         name: getattr(config(), name)
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-    } | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+    } | {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+        "pad_token_id": 0,
+    }
     changes = {
         "gemma2": {
             "sliding_window": 16,

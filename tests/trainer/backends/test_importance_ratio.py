@@ -44,10 +44,13 @@ async def sampled(folder: str, dtype: str, temperature: float) -> list[Experienc
     ]
 
 
+@pytest.mark.parametrize("head_dim", [8, 16])  # 16: attention is compiled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
-async def test_the_ratio_of_a_synchronous_step_is_one_on_every_token(tmp_path, dtype, temperature):
-    folder = model_folder(tmp_path / "model")
+async def test_the_ratio_of_a_synchronous_step_is_one_on_every_token(
+    tmp_path, dtype, temperature, head_dim
+):
+    folder = model_folder(tmp_path / "model", head_dim=head_dim)
     batch = TrainBatch.from_experiences(await sampled(folder, dtype, temperature))
     engine = TorchTrainEngine(settings(folder, dtype=dtype, temperature=temperature))
     await engine.prepare()

@@ -68,9 +68,11 @@ def _in_task(experience: Experience, task: int) -> Experience:
 
 @pytest.mark.parametrize("rows", list(ROWS))
 @pytest.mark.parametrize("shares", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-async def test_gradient_equals_the_padded_computation(tmp_path, rows, shares, temperature):
-    folder = model_folder(tmp_path / "model")
+@pytest.mark.parametrize(("temperature", "head_dim"), [(1.0, 8), (0.6, 16)])  # 16: compiled
+async def test_gradient_equals_the_padded_computation(
+    tmp_path, rows, shares, temperature, head_dim
+):
+    folder = model_folder(tmp_path / "model", head_dim=head_dim)
     batch = TrainBatch.from_experiences(ROWS[rows]())
     objective = Objective.from_names("ppo", None, "none", None, "default", {"entropy_coef": 0.01})
     loss, wanted = plain_gradient(folder, batch, objective, temperature)
