@@ -6,7 +6,6 @@ from functools import cache
 from importlib.util import find_spec
 
 from trinity.common.errors import MissingExtraError, TrinityError
-from trinity.trainer.backends.verl.logprobs import put_into_verl
 
 _RELEASE = "0.9"
 
@@ -40,7 +39,6 @@ def megatron_problem() -> str:
 @cache
 def load_engines(device: str) -> None:
     """Import veRL's FSDP engines and have them registered for ``device``."""
-    put_into_verl()
     if device != "cpu":
         importlib.import_module("verl.workers.engine")
         return
