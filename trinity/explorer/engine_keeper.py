@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
-from typing import cast
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TypeVar, cast
 
 from trinity.common.deadlines import within
 from trinity.common.models.protocol import InferenceEngine, SleepingEngine, WeightTicket
 from trinity.utils import actor
+
+T = TypeVar("T")
 
 START_TIMEOUT_S = 900.0
 """Seconds that an engine or a trainer may take to load its model."""
@@ -80,33 +82,29 @@ class EngineKeeper:
             await asyncio.gather(task, *watches, return_exceptions=True)
 
     async def _load(self, place: int) -> str:
-        while True:
-            ticket = self._ticket
-            assert ticket is not None, "load() has set it"
-            try:
-                async with self._locks[place]:
-                    digest = await self._engines[place].load_weights(ticket)
-                    self._without_weights.discard(place)
-                    return digest
-            except ConnectionError as error:
-                await self._bring_back(place, error)
+        async def load(engine: InferenceEngine) -> str:
+            assert self._ticket is not None, "load() has set it"
+            digest = await engine.load_weights(self._ticket)
+            self._without_weights.discard(place)
+            return digest
+
+        return await self._asked(place, load)
 
     async def _rest(self, place: int) -> None:
-        while True:
-            try:
-                async with self._locks[place]:
-                    return await cast(SleepingEngine, self._engines[place]).sleep()
-            except ConnectionError as error:
-                await self._bring_back(place, error)
+        await self._asked(place, lambda engine: cast(SleepingEngine, engine).sleep())
 
     async def _wake(self, place: int) -> None:
         if place in self._without_weights and self._ticket is not None:
             await self._load(place)
-            return
+        else:
+            await self._asked(place, lambda engine: cast(SleepingEngine, engine).wake())
+
+    async def _asked(self, place: int, ask: Callable[[InferenceEngine], Awaitable[T]]) -> T:
+        """What an engine answers; one that dies over it is brought back and asked again."""
         while True:
             try:
                 async with self._locks[place]:
-                    return await cast(SleepingEngine, self._engines[place]).wake()
+                    return await ask(self._engines[place])
             except ConnectionError as error:
                 await self._bring_back(place, error)
 
