@@ -23,6 +23,7 @@ from trinity.engine.torch.prompt_pages import PromptPages, PromptSlot
 from trinity.engine.torch.sampler import DrawParams, draw, padded_logits, token_logprobs, uniform
 
 _KEPT_BYTES = 2**26  # a store of this size is not worth freeing between two batches
+_TASK_QUERIES = 128  # tokens of a prompt that one thread attends for at a time
 _ROWS_MULTIPLE = 8  # fewer rows take other matrix kernels, whose sums differ in the last bit
 
 
@@ -53,9 +54,6 @@ class _Piece:
     def slot(self) -> PromptSlot:
         assert self.job.slot is not None, "a job is computed that has no place"
         return self.job.slot
-
-
-_TASK_QUERIES = 128  # tokens of a prompt that one thread attends for at a time
 
 
 @dataclass

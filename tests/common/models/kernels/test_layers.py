@@ -89,7 +89,7 @@ def test_token_statistics_and_their_gradient(dtype, vocabulary, wants_entropy):
     (wanted * grad + wanted_entropy * grad_entropy).sum().backward()
     if wants_entropy:
         assert_near(entropy, wanted_entropy)
-    given = (grad / divisor, grad_entropy / divisor if wants_entropy else None)
+    given = (grad / divisor, grad_entropy / divisor)
     kernels.logit_gradient_inplace(logits, divisor, target, norm, entropy, *given)
     assert_near(logits, wide.grad)
 

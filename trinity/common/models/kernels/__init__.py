@@ -78,7 +78,7 @@ def logit_gradient_inplace(
     log_norm_M: Tensor,
     entropy_M: Tensor,
     grad_logprob_M: Tensor,
-    grad_entropy_M: Tensor | None,
+    grad_entropy_M: Tensor,
 ) -> None:
     """Put the gradient at the logits in their place: ``g (1[target] - p) - e p (log p + H)``.
 

@@ -87,7 +87,7 @@ def logit_gradient_inplace(
     log_norm_M: Tensor,
     entropy_M: Tensor,
     grad_logprob_M: Tensor,
-    grad_entropy_M: Tensor | None,
+    grad_entropy_M: Tensor,
 ) -> None:
     given = (divisor_M, target_M, log_norm_M, entropy_M, grad_logprob_M, grad_entropy_M)
     sizes = (ctypes.c_long(logits_MV.shape[0]), ctypes.c_long(logits_MV.shape[1]))

@@ -91,12 +91,13 @@ def logit_gradient_inplace(
     log_norm_M: Tensor,
     entropy_M: Tensor,
     grad_logprob_M: Tensor,
-    grad_entropy_M: Tensor | None,
+    grad_entropy_M: Tensor,
 ) -> None:
+    is_watched_only = not grad_entropy_M.any()
     for now in parts(logits_MV, _LOGIT_ELEMENTS):
         log_p = _divided(logits_MV[now], divisor_M[now]).sub_(log_norm_M[now, None])
         given = grad_logprob_M[now, None]
-        if grad_entropy_M is None:
+        if is_watched_only:
             grad = log_p.exp_().mul_(-given)
         else:
             weight = (log_p + entropy_M[now, None]).mul_(grad_entropy_M[now, None]).add_(given)

@@ -136,7 +136,7 @@ static void logit_gradient(T* logits, const float* divisor, const long* target,
     EACH_ROW for (long row = 0; row < rows; row++) {
         T* own = logits + row * width;
         float factor = 1 / divisor[row], given = grad_logprob[row];
-        float spread = grad_entropy ? grad_entropy[row] : 0, mean = entropy ? entropy[row] : 0;
+        float spread = grad_entropy[row], mean = entropy[row];
         T* picked = own + target[row];
         Floats log_p = load(picked, 1) * factor - log_norm[row];
         Floats at_target = given - exponential(log_p) * (given + spread * (log_p + mean));
