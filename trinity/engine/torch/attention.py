@@ -9,9 +9,10 @@ K = key/value heads, M = queries of a row, L = key positions, D = head size.
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -73,9 +74,13 @@ class StepAttention:
     prompt_places: Tensor
     sample_tasks: AttentionTasks
     prompt_tasks: AttentionTasks
-    tiles: list[PromptTiles]
+    plan_tiles: Callable[[], list[PromptTiles]]
     max_sample_length: int
     _bias: dict[object, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def _tiles(self) -> list[PromptTiles]:
+        return self.plan_tiles()
 
     def attend(
         self,
@@ -88,26 +93,31 @@ class StepAttention:
         """Store the step's keys and values, and give the attention output [N, H, D]."""
         num_samples, num_prompt = len(self.sample_rows), len(self.prompt_pages)
         parts = []
-        if num_samples:
-            now = slice(0, num_samples)
-            places = (self.sample_rows, self.sample_positions)
-            self.samples.write(layer, *places, key_NKD[now], value_NKD[now])
-            parts.append(self._attend_samples(layer, query_NHD[now], options))
-        if num_prompt:
-            now = slice(num_samples, num_samples + num_prompt)
-            places = (self.prompt_pages, self.prompt_places)
-            self.prompts.write(layer, *places, key_NKD[now], value_NKD[now])
-            parts.append(self._attend_prompts(layer, query_NHD[now], options))
+        for attend, first, count in (
+            (self._attend_samples, 0, num_samples),
+            (self._attend_prompts, num_samples, num_prompt),
+        ):
+            if count:
+                now = slice(first, first + count)
+                fresh = (key_NKD[now], value_NKD[now])
+                parts.append(attend(layer, query_NHD[now], fresh, options))
         padding = len(query_NHD) - num_samples - num_prompt
         if padding:
             parts.append(query_NHD.new_zeros(padding, query_NHD.shape[1], value_NKD.shape[-1]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _attend_samples(self, layer: int, query_SHD: Tensor, options: "AttentionOptions") -> Tensor:
-        stored = self.samples.stored(layer)
-        native = _native_attention(query_SHD, stored, self.sample_tasks, options)
+    def _attend_samples(
+        self,
+        layer: int,
+        query_SHD: Tensor,
+        fresh_SKD: tuple[Tensor, Tensor],
+        options: "AttentionOptions",
+    ) -> Tensor:
+        stored = self.samples.room(layer, *fresh_SKD)
+        native = _native_attention(query_SHD, fresh_SKD, stored, self.sample_tasks, options)
         if native is not None:
             return native
+        self.samples.write(layer, self.sample_rows, self.sample_positions, *fresh_SKD)
         length = round_up(self.max_sample_length, GRAIN)
         key_SKLD, value_SKLD = self.samples.view(layer, len(query_SHD), length)
         num_samples, num_heads, size = query_SHD.shape
@@ -116,13 +126,20 @@ class StepAttention:
         out_SKMD = tiled_attention(query_SKMD, key_SKLD, value_SKLD, bias, options)
         return out_SKMD.reshape(num_samples, num_heads, -1)
 
-    def _attend_prompts(self, layer: int, query_NHD: Tensor, options: "AttentionOptions") -> Tensor:
-        stored = self.prompts.stored(layer)
-        native = _native_attention(query_NHD, stored, self.prompt_tasks, options)
+    def _attend_prompts(
+        self,
+        layer: int,
+        query_NHD: Tensor,
+        fresh_NKD: tuple[Tensor, Tensor],
+        options: "AttentionOptions",
+    ) -> Tensor:
+        stored = self.prompts.room(layer, *fresh_NKD)
+        native = _native_attention(query_NHD, fresh_NKD, stored, self.prompt_tasks, options)
         if native is not None:
             return native
+        self.prompts.write(layer, self.prompt_pages, self.prompt_places, *fresh_NKD)
         out_NHD = query_NHD.new_empty(*query_NHD.shape[:2], stored[1].shape[-1])
-        for tiles in self.tiles:
+        for tiles in self._tiles:
             out = self._attend_tiles(layer, query_NHD, tiles, options)
             out_NHD[tiles.scatter_to] = out[tiles.scatter_from]
         return out_NHD
@@ -181,17 +198,26 @@ class AttentionOptions:
 
 def _native_attention(
     query_NHD: Tensor,
+    fresh_NKD: tuple[Tensor, Tensor],
     stored: tuple[Tensor, Tensor],
     tasks: AttentionTasks,
     options: AttentionOptions,
 ) -> Tensor | None:
-    """[N, H, D] by the compiled kernels; None where they don't fit."""
+    """[N, H, D] by the compiled kernels, which store what is fresh; None where they don't fit."""
     is_plain = options.softcap is None and options.sinks is None
     query_NHD = query_NHD.contiguous()
     if not is_plain or not fits(query_NHD, *stored):
         return None
-    layout = KeyLayout.of_rows(stored[0])
-    out_NHD, _ = attention(query_NHD, *stored, tasks, layout, options.scale, options.window)
+    key_NKD, value_NKD = (x.contiguous() for x in fresh_NKD)
+    out_NHD, _ = attention(
+        query_NHD,
+        *stored,
+        tasks,
+        KeyLayout.of_rows(stored[0]),
+        options.scale,
+        options.window,
+        fresh_NGD=(key_NKD, value_NKD),
+    )
     return out_NHD
 
 

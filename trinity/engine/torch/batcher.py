@@ -6,6 +6,7 @@ computes one token of every running sample together with pieces of waiting promp
 
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -344,9 +345,9 @@ class Batcher:
             sample_positions=self._tensor(lengths - 1),
             prompt_pages=self._tensor(_concatenated(pages)),
             prompt_places=self._tensor(_concatenated(spans) % TILE),
-            sample_tasks=_sample_tasks(lengths),
+            sample_tasks=_sample_tasks(self.rows),
             prompt_tasks=_prompt_tasks(pieces),
-            tiles=self._tiles(pieces),
+            plan_tiles=partial(self._tiles, pieces),
             max_sample_length=longest,
         )
 
@@ -533,11 +534,30 @@ def _wanted_places(piece: _Piece) -> np.ndarray:
     return np.array([count - 1]) if piece.completes else np.zeros(0, dtype=np.int64)
 
 
-def _sample_tasks(lengths: np.ndarray) -> AttentionTasks:
-    """Each sample's last token over the row of its keys."""
-    rows = torch.arange(len(lengths))
-    length = torch.from_numpy(lengths.astype(np.int64))
-    return AttentionTasks(rows, torch.ones_like(rows), length - 1, rows + 1, rows, length)
+def _sample_tasks(rows: SampleRows) -> AttentionTasks:
+    """Each sample's last token over its prompt and its own tokens.
+
+    Samples of one job come one after the other and read their prompt in the row of the first.
+    """
+    _, first, job = np.unique(rows["job"], return_index=True, return_inverse=True)
+    order = np.argsort(job, kind="stable")
+    prompt, count = rows["prompt_length"][order], rows["count"][order]
+    spans = (
+        np.stack([first[job][order], order], axis=1),
+        np.stack([prompt, count], axis=1),
+        np.stack([np.zeros_like(prompt), prompt], axis=1),
+    )
+    span_row, span_length, span_skip = (torch.from_numpy(x.flatten()) for x in spans)
+    row = torch.from_numpy(order)
+    return AttentionTasks(
+        first_query=row,
+        num_queries=torch.ones_like(row),
+        first_place=torch.from_numpy(prompt + count - 1),
+        spans_end=2 * torch.arange(1, len(row) + 1),
+        span_first=span_row,
+        span_length=span_length,
+        span_skip=span_skip,
+    )
 
 
 def _prompt_tasks(pieces: list[_Piece]) -> AttentionTasks:

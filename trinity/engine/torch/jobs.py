@@ -106,6 +106,7 @@ class SampleJob(Job):
 
 _ROW = np.dtype(
     [
+        ("job", np.int64),
         ("index", np.int64),
         ("prompt_length", np.int64),
         ("count", np.int64),
@@ -170,7 +171,7 @@ class SampleRows:
         )
         for offset, index in enumerate(indexes):
             key, penalty = job.stream_keys[index], params.repetition_penalty
-            self._table[first + offset] = (index, *values, key, penalty, job.is_usual)
+            self._table[first + offset] = (id(job), index, *values, key, penalty, job.is_usual)
             self.jobs.append(job)
 
     def append(self, tokens: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> None:

@@ -50,16 +50,17 @@ class KVRows:
         self, layer: int, row_N: Tensor, position_N: Tensor, key_NHD: Tensor, value_NHD: Tensor
     ) -> None:
         """Put the keys and values of N tokens in their places."""
-        for store, new_NHD in ((self._keys, key_NHD), (self._values, value_NHD)):
-            rows_RHLD = store[layer]
-            if rows_RHLD is None:
-                _, heads, size = new_NHD.shape
-                rows_RHLD = new_NHD.new_zeros(self.num_rows, heads, self.length, size)
-                store[layer] = rows_RHLD
+        for rows_RHLD, new_NHD in zip(
+            self.room(layer, key_NHD, value_NHD), (key_NHD, value_NHD), strict=True
+        ):
             rows_RHLD[row_N, :, position_N] = new_NHD
 
-    def stored(self, layer: int) -> tuple[Tensor, Tensor]:
-        """All rows of a layer, [R, H, L, D]."""
+    def room(self, layer: int, key_NHD: Tensor, value_NHD: Tensor) -> tuple[Tensor, Tensor]:
+        """All rows of a layer, [R, H, L, D], made for keys and values like these if need be."""
+        for store, new_NHD in ((self._keys, key_NHD), (self._values, value_NHD)):
+            if store[layer] is None:
+                _, heads, size = new_NHD.shape
+                store[layer] = new_NHD.new_zeros(self.num_rows, heads, self.length, size)
         return self._key(layer), self._value(layer)
 
     def view(self, layer: int, num_rows: int, length: int) -> tuple[Tensor, Tensor]:

@@ -122,20 +122,22 @@ class PromptPages:
         self, layer: int, page_N: Tensor, position_N: Tensor, key_NHD: Tensor, value_NHD: Tensor
     ) -> None:
         """Put the keys and values of N tokens into their pages; positions are those in a page."""
+        for pages_PHLD, new_NHD in zip(
+            self.room(layer, key_NHD, value_NHD), (key_NHD, value_NHD), strict=True
+        ):
+            pages_PHLD[page_N, :, position_N] = new_NHD
+
+    def room(self, layer: int, key_NHD: Tensor, value_NHD: Tensor) -> tuple[Tensor, Tensor]:
+        """All pages of a layer, [P, H, TILE, D], made for keys and values like these if need be."""
         for store, new_NHD in ((self._keys, key_NHD), (self._values, value_NHD)):
             pages_PHLD = store[layer]
             if pages_PHLD is None or len(pages_PHLD) < self._num_pages:
-                pages_PHLD = _grown(pages_PHLD, self._num_pages, new_NHD)
-                store[layer] = pages_PHLD
-            pages_PHLD[page_N, :, position_N] = new_NHD
+                store[layer] = _grown(pages_PHLD, self._num_pages, new_NHD)
+        return _written(self._keys[layer]), _written(self._values[layer])
 
     def gather(self, layer: int, page_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, L, D] of chosen pages, in a row for each prompt."""
         return _rows(self._keys[layer], page_BT), _rows(self._values[layer], page_BT)
-
-    def stored(self, layer: int) -> tuple[Tensor, Tensor]:
-        """All pages of a layer, [P, H, TILE, D]."""
-        return _written(self._keys[layer]), _written(self._values[layer])
 
     def _take_page(self) -> int:
         if not self._free and self._is_full:

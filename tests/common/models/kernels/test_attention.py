@@ -100,6 +100,39 @@ def test_a_query_has_the_same_bits_wherever_its_keys_lie(dtype):
         assert torch.equal(sampled[0], trained[token])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("size", "window"), [(16, None), (64, 5), (128, 60)])
+def test_samples_that_share_a_prompt_and_store_their_keys_have_the_same_bits(dtype, size, window):
+    torch.manual_seed(0)
+    prompts, counts, heads, kv_heads, length = [30, 30, 30, 7, 7], [1, 4, 20, 1, 17], 6, 2, 64
+    query = torch.randn(5, heads, size).to(dtype)
+    fresh = [torch.randn(5, kv_heads, size).to(dtype) for _ in range(2)]
+    rows = [torch.randn(5, kv_heads, length, size).to(dtype) for _ in range(2)]
+    for row, other in ((1, 0), (2, 0), (4, 3)):
+        for store in rows:
+            store[row, :, : prompts[row]] = store[other, :, : prompts[row]]
+    layout, one = KeyLayout.of_rows(rows[0]), torch.ones(5, dtype=torch.long)
+    end = torch.tensor(prompts) + torch.tensor(counts)
+    places = torch.arange(5)
+    whole = [store.clone() for store in rows]
+    for store, new in zip(whole, fresh, strict=True):
+        store[places, :, end - 1] = new
+    alone = AttentionTasks(places, one, end - 1, places + 1, places, end)
+    wanted, norm = attention(query, *whole, alone, layout, 0.2, window)
+    shared = AttentionTasks(
+        places,
+        one,
+        end - 1,
+        2 * places + 2,
+        span_first=torch.tensor([0, 0, 0, 1, 0, 2, 3, 3, 3, 4]),
+        span_length=torch.stack([torch.tensor(prompts), torch.tensor(counts)], 1).flatten(),
+        span_skip=torch.stack([0 * one, torch.tensor(prompts)], 1).flatten(),
+    )
+    found = attention(query, *rows, shared, layout, 0.2, window, fresh_NGD=tuple(fresh))
+    assert torch.equal(found[0], wanted) and torch.equal(found[1], norm)
+    assert all(torch.equal(a, b) for a, b in zip(rows, whole, strict=True))
+
+
 def test_what_does_not_fit():
     query, key = torch.zeros(2, 2, 16), torch.zeros(2, 1, 16)
     assert fits(query, key, key)

@@ -5,6 +5,8 @@
 // What comes out for a query depends on its own keys alone, to the last bit: not on the task it is
 // in, nor on how the spans are cut. So a token is trained with the bits it was sampled with.
 #include <cstdlib>
+#include <new>
+#include <vector>
 
 #include "vector.h"
 
@@ -13,7 +15,8 @@ struct Tasks {
     const long* num_queries;
     const long* first_place;  // of that query among its keys, counted from 0
     const long* spans_end;    // where the task's spans end in the two below
-    const long* span_first;   // where the span begins, in span strides
+    const long* span_first;   // where the span begins, in span strides ...
+    const long* span_skip;    // ... and key strides (null: 0)
     const long* span_length;  // in keys
 };
 
@@ -29,7 +32,9 @@ static long whole(long count) { return (count + LANES - 1) / LANES * LANES; }
 // Memory of one thread.
 struct Scratch {
     float* at;
-    explicit Scratch(long size) : at((float*)aligned_alloc(64, whole(size) * sizeof(float))) {}
+    explicit Scratch(long size) : at((float*)aligned_alloc(64, whole(size) * sizeof(float))) {
+        if (!at) throw std::bad_alloc();
+    }
     ~Scratch() { free(at); }
     Scratch(const Scratch&) = delete;
 };
@@ -94,23 +99,37 @@ static inline void combine(const float* weights, long stride, const float* other
         }
 }
 
-// Calls `use` with each key's place in the task, and where it lies in memory under a key head.
+static long first_span(const Tasks& tasks, long task) {
+    return task ? tasks.spans_end[task - 1] : 0;
+}
+
+static long num_keys(const Tasks& tasks, long task) {
+    return tasks.first_place[task] + tasks.num_queries[task];
+}
+
+// Calls `use` with the place of each key from `first` up to `end`, and where it lies in memory
+// under a key head.
 template <class Use>
-static void each_key(const Tasks& tasks, const Shape& shape, long task, long head, long count,
-                     Use use) {
-    long place = 0, span = task ? tasks.spans_end[task - 1] : 0;
-    for (; span < tasks.spans_end[task] && place < count; span++) {
+static void each_key(const Tasks& tasks, const Shape& shape, long task, long head, long first,
+                     long end, Use use) {
+    long begin = 0;  // place of the span's first key
+    for (long span = first_span(tasks, task); span < tasks.spans_end[task] && begin < end; span++) {
         long at = tasks.span_first[span] * shape.span_stride + head * shape.head_stride;
-        for (long i = 0; i < tasks.span_length[span] && place < count; i++, place++)
-            use(place, at + i * shape.key_stride);
+        if (tasks.span_skip) at += tasks.span_skip[span] * shape.key_stride;
+        long stop = begin + tasks.span_length[span];
+        for (long place = first > begin ? first : begin; place < stop && place < end; place++)
+            use(place, at + (place - begin) * shape.key_stride);
+        begin = stop;
     }
 }
 
-// The task's keys (or values) of a head in order, as floats, then zeros to a whole vector.
+// The task's keys (or values) of a head from place `first` on, as floats, then zeros to a whole
+// vector.
 template <class T, int W>
 static void collect(const T* from, const Tasks& tasks, const Shape& shape, long task, long head,
-                    long count, float* to) {
-    each_key(tasks, shape, task, head, count, [=](long place, long at) {
+                    long first, float* to) {
+    long count = num_keys(tasks, task);
+    each_key(tasks, shape, task, head, first, count, [=](long place, long at) {
         for (int w = 0; w < W; w++)
             store(to + (place * W + w) * LANES, load(from + at + w * LANES));
     });
@@ -141,62 +160,152 @@ struct Rows {
 static long most_keys(const Tasks& tasks, long num_tasks) {
     long most = 0;
     for (long t = 0; t < num_tasks; t++) {
-        long keys = tasks.first_place[t] + tasks.num_queries[t];
+        long keys = num_keys(tasks, t);
         most = keys > most ? keys : most;
     }
     return whole(most);
 }
 
+// Tasks of few queries, one after the other, whose first keys lie in the same spans: samples of one
+// prompt. What they share is collected once.
+struct Bundle {
+    long first, end;  // tasks
+    long shared;      // keys
+};
+
+static long num_shared(const Tasks& tasks, long one, long other) {
+    long a = first_span(tasks, one), b = first_span(tasks, other), keys = 0;
+    for (; a < tasks.spans_end[one] && b < tasks.spans_end[other]; a++, b++) {
+        bool is_same = tasks.span_first[a] == tasks.span_first[b] &&
+                       tasks.span_length[a] == tasks.span_length[b] &&
+                       (!tasks.span_skip || tasks.span_skip[a] == tasks.span_skip[b]);
+        if (!is_same) break;
+        keys += tasks.span_length[a];
+    }
+    return keys;
+}
+
+static std::vector<Bundle> bundles(const Tasks& tasks, const Shape& shape) {
+    constexpr long ROWS = 32;
+    std::vector<Bundle> found;
+    long rows = 0;
+    for (long task = 0; task < shape.num_tasks; task++) {
+        long own = tasks.num_queries[task] * (shape.num_heads / shape.kv_heads);
+        long keys = num_keys(tasks, task), shared = 0;
+        if (task && rows + own <= ROWS) shared = num_shared(tasks, found.back().first, task);
+        if (shared) {
+            Bundle& last = found.back();
+            for (long most : {shared, keys}) last.shared = most < last.shared ? most : last.shared;
+            last.end = task + 1;
+            rows += own;
+        } else {
+            found.push_back({task, task + 1, keys});
+            rows = own;
+        }
+    }
+    return found;
+}
+
+// Puts keys (or values) of the tasks' own tokens where they belong.
 template <class T, int W>
-static void attend(const T* query, const T* key, const T* value, T* out, float* log_norm,
-                   const Tasks& tasks, const Shape& shape, int threads) {
-    constexpr int R = W > 4 ? 2 : 4;
+static void put(const T* fresh, T* to, const Tasks& tasks, const Shape& shape, long task) {
     constexpr long D = W * LANES;
+    long first = tasks.first_place[task];
+    for (long head = 0; head < shape.kv_heads; head++) {
+        const T* from = fresh + (tasks.first_query[task] * shape.kv_heads + head) * D;
+        each_key(tasks, shape, task, head, first, num_keys(tasks, task), [=](long place, long at) {
+            memcpy(to + at, from + (place - first) * shape.kv_heads * D, D * sizeof(T));
+        });
+    }
+}
+
+// Memory in which one thread attends.
+template <int W, int R>
+struct Desk {
+    long most;
+    Scratch memory;
+    float *keys, *values, *rows, *scores;
+    explicit Desk(long most)
+        : most(most),
+          memory(2 * most * W * LANES + R * (W * LANES + most)),
+          keys(memory.at),
+          values(keys + most * W * LANES),
+          rows(values + most * W * LANES),
+          scores(rows + R * W * LANES) {}
+};
+
+// Turns a row's scores into weights that still lack the division by their sum, which it gives.
+static float weigh(float* score, long seen, float scale, float& peak) {
+    Floats peaks = all(-INFINITY), sums = {};
+    for (long j = 0; j < seen; j += LANES) peaks = larger(peaks, load(score + j));
+    peak = largest(peaks) * scale;
+    for (long j = 0; j < seen; j += LANES) {
+        Floats p = exponential(load(score + j) * scale - peak);
+        store(score + j, p);
+        sums += p;
+    }
+    return sum(sums);
+}
+
+// R rows of a task, or fewer, over the keys and values on the desk.
+template <class T, int W, int R>
+static void attend_rows(const T* query, T* out, float* log_norm, const Tasks& tasks,
+                        const Shape& shape, const Rows& own, long task, long first, long count,
+                        const Desk<W, R>& desk) {
+    constexpr long D = W * LANES;
+    for (long r = 0; r < count; r++)
+        for (int w = 0; w < W; w++)
+            store(desk.rows + r * D + w * LANES,
+                  load(query + own.index(tasks, task, first + r) * D + w * LANES));
+    long seen = whole(own.place(tasks, task, first + count - 1) + 1);
+    multiply<W>(desk.rows, count, desk.keys, seen, desk.scores, desk.most);
+    float totals[R];
+    for (long r = 0; r < count; r++) {
+        float *score = desk.scores + r * desk.most, peak;
+        hide(score, own.place(tasks, task, first + r), shape.window, seen);
+        totals[r] = weigh(score, seen, shape.scale, peak);
+        if (log_norm) log_norm[own.index(tasks, task, first + r)] = logf(totals[r]) + peak;
+    }
+    Floats mixed[R][W];
+    combine<W, R>(desk.scores, desk.most, desk.values, seen, mixed);
+    for (long r = 0; r < count; r++)
+        for (int w = 0; w < W; w++)
+            store(out + own.index(tasks, task, first + r) * D + w * LANES, mixed[r][w] / totals[r]);
+}
+
+// `fresh_key` and `fresh_value`, if given, are put in their places first.
+template <class T, int W>
+static void attend(const T* query, T* key, T* value, const T* fresh_key, const T* fresh_value,
+                   T* out, float* log_norm, const Tasks& tasks, const Shape& shape, int threads) {
+    constexpr int R = W > 4 ? 2 : 4;
     long most = most_keys(tasks, shape.num_tasks);
+    std::vector<Bundle> all_bundles = bundles(tasks, shape);
+    long num_items = all_bundles.size() * shape.kv_heads;
 #pragma omp parallel num_threads(threads)
     {
-        Scratch memory(2 * most * D + R * (D + most));
-        float *keys = memory.at, *values = keys + most * D, *rows = values + most * D;
-        float* scores = rows + R * D;
-#pragma omp for schedule(dynamic, 4)
-        for (long item = 0; item < shape.num_tasks * shape.kv_heads; item++) {
-            long task = item / shape.kv_heads, head = item % shape.kv_heads;
+        Desk<W, R> desk(most);
+        if (fresh_key) {
+#pragma omp for schedule(static)
+            for (long task = 0; task < shape.num_tasks; task++) {
+                put<T, W>(fresh_key, key, tasks, shape, task);
+                put<T, W>(fresh_value, value, tasks, shape, task);
+            }
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (long item = 0; item < num_items; item++) {
+            Bundle bundle = all_bundles[item / shape.kv_heads];
+            long head = item % shape.kv_heads;
             Rows own(shape, head);
-            long num_rows = tasks.num_queries[task] * own.per_query;
-            long num_keys = tasks.first_place[task] + tasks.num_queries[task];
-            collect<T, W>(key, tasks, shape, task, head, num_keys, keys);
-            collect<T, W>(value, tasks, shape, task, head, num_keys, values);
-            for (long first = 0; first < num_rows; first += R) {
-                long count = num_rows - first < R ? num_rows - first : R;
-                for (long r = 0; r < count; r++)
-                    for (int w = 0; w < W; w++)
-                        store(rows + r * D + w * LANES,
-                              load(query + own.index(tasks, task, first + r) * D + w * LANES));
-                long seen = whole(own.place(tasks, task, first + count - 1) + 1);
-                multiply<W>(rows, count, keys, seen, scores, most);
-                float totals[R];
-                for (long r = 0; r < count; r++) {
-                    float* score = scores + r * most;
-                    hide(score, own.place(tasks, task, first + r), shape.window, seen);
-                    Floats peaks = all(-INFINITY), sums = {};
-                    for (long j = 0; j < seen; j += LANES)
-                        peaks = larger(peaks, load(score + j));
-                    float peak = largest(peaks) * shape.scale;
-                    for (long j = 0; j < seen; j += LANES) {
-                        Floats p = exponential(load(score + j) * shape.scale - peak);
-                        store(score + j, p);
-                        sums += p;
-                    }
-                    totals[r] = sum(sums);
-                    if (log_norm)
-                        log_norm[own.index(tasks, task, first + r)] = logf(totals[r]) + peak;
+            for (long task = bundle.first; task < bundle.end; task++) {
+                long known = task == bundle.first ? 0 : bundle.shared;
+                collect<T, W>(key, tasks, shape, task, head, known, desk.keys);
+                collect<T, W>(value, tasks, shape, task, head, known, desk.values);
+                long num_rows = tasks.num_queries[task] * own.per_query;
+                for (long first = 0; first < num_rows; first += R) {
+                    long count = num_rows - first < R ? num_rows - first : R;
+                    attend_rows<T, W, R>(query, out, log_norm, tasks, shape, own, task, first,
+                                         count, desk);
                 }
-                Floats mixed[R][W];
-                combine<W, R>(scores, most, values, seen, mixed);
-                for (long r = 0; r < count; r++)
-                    for (int w = 0; w < W; w++)
-                        store(out + own.index(tasks, task, first + r) * D + w * LANES,
-                              mixed[r][w] / totals[r]);
             }
         }
     }
@@ -206,7 +315,7 @@ static void attend(const T* query, const T* key, const T* value, T* out, float* 
 template <int W>
 static void hand_out(const float* from, const Tasks& tasks, const Shape& shape, long task,
                      long head, long count, float* to) {
-    each_key(tasks, shape, task, head, count, [=](long place, long at) {
+    each_key(tasks, shape, task, head, 0, count, [=](long place, long at) {
         for (int w = 0; w < W; w++) {
             float* sum = to + at + w * LANES;
             store(sum, load(sum) + load(from + (place * W + w) * LANES));
@@ -248,11 +357,11 @@ static void attend_backward(const T* grad, const T* query, const T* key, const T
             Rows own(shape, head);
             for (long task = tree ? trees_end[tree - 1] : 0; task < trees_end[tree]; task++) {
                 long num_rows = tasks.num_queries[task] * own.per_query;
-                long num_keys = tasks.first_place[task] + tasks.num_queries[task];
-                collect<T, W>(key, tasks, shape, task, head, num_keys, keys);
-                collect<T, W>(value, tasks, shape, task, head, num_keys, values);
-                memset(key_sums, 0, whole(num_keys) * D * sizeof(float));
-                memset(value_sums, 0, whole(num_keys) * D * sizeof(float));
+                long count_keys = num_keys(tasks, task);
+                collect<T, W>(key, tasks, shape, task, head, 0, keys);
+                collect<T, W>(value, tasks, shape, task, head, 0, values);
+                memset(key_sums, 0, whole(count_keys) * D * sizeof(float));
+                memset(value_sums, 0, whole(count_keys) * D * sizeof(float));
                 for (long first = 0; first < num_rows; first += R) {
                     long count = num_rows - first < R ? num_rows - first : R;
                     for (long r = 0; r < count; r++) {
@@ -288,8 +397,8 @@ static void attend_backward(const T* grad, const T* query, const T* key, const T
                     accumulate<W>(slopes, most, rows, count, seen, key_sums);
                     accumulate<W>(probs, most, grads, count, seen, value_sums);
                 }
-                hand_out<W>(key_sums, tasks, shape, task, head, num_keys, key_grad);
-                hand_out<W>(value_sums, tasks, shape, task, head, num_keys, value_grad);
+                hand_out<W>(key_sums, tasks, shape, task, head, count_keys, key_grad);
+                hand_out<W>(value_sums, tasks, shape, task, head, count_keys, value_grad);
             }
         }
     }
@@ -305,9 +414,11 @@ static void attend_backward(const T* grad, const T* query, const T* key, const T
     }
 
 template <class T>
-static void attention(const T* query, const T* key, const T* value, T* out, float* log_norm,
-                      const Tasks* tasks, const Shape* shape, long width, int threads) {
-#define CALL(W) attend<T, W>(query, key, value, out, log_norm, *tasks, *shape, threads)
+static void attention(const T* query, T* key, T* value, const T* fresh_key, const T* fresh_value,
+                      T* out, float* log_norm, const Tasks* tasks, const Shape* shape, long width,
+                      int threads) {
+#define CALL(W)                                                                               \
+    attend<T, W>(query, key, value, fresh_key, fresh_value, out, log_norm, *tasks, *shape, threads)
     BY_WIDTH(CALL)
 #undef CALL
 }

@@ -33,6 +33,7 @@ class AttentionTasks:
         span_first: [S] where a span begins, in strides of `KeyLayout.span_stride`.
         span_length: [S] keys of a span, one after the other.
         trees_end: Where trees of tasks end: tasks of different trees share no keys. For gradients.
+        span_skip: [S] strides from key to key that come before the span's first; None: none.
     """
 
     first_query: Tensor
@@ -42,6 +43,7 @@ class AttentionTasks:
     span_first: Tensor
     span_length: Tensor
     trees_end: Tensor | None = None
+    span_skip: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 _TASK_LISTS = (
     *("first_query", "num_queries", "first_place"),
-    *("spans_end", "span_first", "span_length"),
+    *("spans_end", "span_first", "span_skip", "span_length"),
 )
 
 
@@ -98,14 +100,18 @@ def attention(
     layout: KeyLayout,
     scale: float,
     window: int | None = None,
+    fresh_NGD: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention output [N, H, D], and [N, H] the log of each query's sum of exponentials.
 
     Of queries that no task has, both are undefined. ``key`` and ``value`` lie in the same way.
+
+    Args:
+        fresh_NGD: Keys and values of the queries' own tokens, which are put in their places first.
     """
     out = torch.empty_like(query_NHD)
     log_norm = _native.floats(*query_NHD.shape[:2])
-    given = (query_NHD, key, value, out, log_norm)
+    given = (query_NHD, key, value, *(fresh_NGD or (None, None)), out, log_norm)
     heads = (query_NHD.shape[1], key.shape[1])
     _run("attention", *given, tasks, _shape(heads, tasks, layout, scale, window))
     return out, log_norm
@@ -151,6 +157,10 @@ def _run(name: str, first: Tensor, *given: object) -> None:
     """Call a kernel whose last arguments are tasks and shape, and the size of heads."""
     *tensors, tasks, shape = given
     assert isinstance(tasks, AttentionTasks) and isinstance(shape, _Shape)
-    lists = _Tasks(*(getattr(tasks, name).data_ptr() for name in _TASK_LISTS))
+    lists = _Tasks(*(_address(getattr(tasks, name)) for name in _TASK_LISTS))
     described = (ctypes.byref(lists), ctypes.byref(shape), ctypes.c_long(first.shape[-1]))
     _native.run(name, first.dtype, first, *tensors, *described)
+
+
+def _address(values: Tensor | None) -> int | None:
+    return None if values is None else values.data_ptr()
