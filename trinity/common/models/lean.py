@@ -48,6 +48,9 @@ class LeanRMSNorm(nn.Module):
         self.variance_epsilon = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            out_MD, _ = kernels.rms_norm(_rows(hidden), self.weight, self.variance_epsilon)
+            return out_MD.view_as(hidden)
         out: Tensor = _RMSNorm.apply(hidden, self.weight, self.variance_epsilon)
         return out
 
@@ -109,7 +112,8 @@ class LeanAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         places = [_rows(part.expand(*shape[:-2], -1)) for part in position_embeddings]
-        query, key = (_Rotated.apply(part.flatten(0, 1), *places) for part in (query, key))
+        rotate = _Rotated.apply if torch.is_grad_enabled() else kernels.rotate_inplace
+        query, key = (rotate(part.flatten(0, 1), *places) for part in (query, key))
         query, key, value = (part.view(shape).transpose(1, 2) for part in (query, key, value))
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
