@@ -111,9 +111,9 @@ class LeanAttention(nn.Module):
         query, key, value = parts
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        places = [_rows(part.expand(*shape[:-2], -1)) for part in position_embeddings]
+        cosine, sine = (_rows(part.expand(*shape[:-2], -1)) for part in position_embeddings)
         rotate = _Rotated.apply if torch.is_grad_enabled() else kernels.rotate_inplace
-        query, key = (rotate(part.flatten(0, 1), *places) for part in (query, key))
+        query, key = (rotate(part.flatten(0, 1), cosine, sine) for part in (query, key))
         query, key, value = (part.view(shape).transpose(1, 2) for part in (query, key, value))
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
