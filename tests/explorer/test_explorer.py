@@ -56,6 +56,9 @@ class FakeScheduler:
         ]
         return BatchResult(rows, statuses, {})
 
+    def progress(self, batch_id: int | str) -> tuple[int, int]:
+        return 0, len(self._tasks[batch_id])
+
     async def close(self) -> None: ...
 
 
@@ -231,6 +234,22 @@ async def test_a_run_in_which_every_task_fails_ends_with_the_cause():
     scene.scheduler.collect = collect
     with pytest.raises(RuntimeError, match=r"3 steps in a row.*no such tool"):
         await scene.explorer.run()
+
+
+async def test_what_takes_long_is_shown_and_taken_away():
+    scene = Scene(steps=1, eval_on_startup=False)
+    shown: list[str] = []
+    scene.explorer.show = lambda text, is_to_stay: shown.append(text)
+    answer = scene.scheduler.collect
+
+    async def collect(batch_id: int | str, **how: float) -> BatchResult:
+        await asyncio.sleep(0 if batch_id == 1 else 1.1)
+        return await answer(batch_id, **how)
+
+    scene.scheduler.collect = collect
+    await scene.run_with_trainer(1)
+    assert [text for text in shown if text] == ["evaluating unseen: 0 of 1 samples   1 s so far"]
+    assert shown[-1] == ""
 
 
 class SleepyEngine(FakeEngine):

@@ -341,3 +341,14 @@ async def test_log_and_screen_say_what_runners_do(closing, caplog, tmp_path):
     pool._logger.propagate = False
     assert "Runner 0: 4 of 4 slots busy" in caplog.text and "2 units wait" in caplog.text
     assert any("4 of 4 slots busy" in line for line in said)
+
+
+async def test_progress_counts_samples_that_are_done_or_given_up(closing):
+    scheduler = closing(make(max_retry_times=0))
+    await scheduler.prepare()
+    slow = task(Single, repeat_times=1, do="slow", seconds=0.5)
+    scheduler.submit(1, [task(), task(Single, repeat_times=3, do="raise"), slow])
+    assert scheduler.progress(1) == (0, 8)
+    await asyncio.sleep(0.25)
+    assert scheduler.progress(1) == (7, 8)
+    await scheduler.collect(1)

@@ -114,6 +114,9 @@ class Scheduler:
     def submit(self, batch_id: int | str, tasks: list[Task]) -> None:
         self._batches[batch_id] = tasks
 
+    def progress(self, batch_id: int | str) -> tuple[int, int]:
+        return 0, 0
+
     async def collect(self, batch_id: int | str, **_: float) -> BatchResult:
         await asyncio.sleep(0.001)
         tasks = self._batches.pop(batch_id)

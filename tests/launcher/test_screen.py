@@ -103,6 +103,25 @@ def test_a_terminal_gets_a_live_display() -> None:
     assert "step 2/3" in out.getvalue() and "0.000 → 1.000" in out.getvalue()
 
 
+def test_what_is_under_way_takes_the_place_of_the_start() -> None:
+    shown, out = screen(is_terminal=True)
+    shown.start_stage("run", StageSummary("run", "grpo", "both"), total_steps=3)
+    shown.progress("evaluating gsm: 3 of 9 samples", False)
+    begun = out.tell()
+    shown.end_stage()
+    last = out.getvalue()[begun:]
+    assert "evaluating gsm: 3 of 9 samples" in last and "starting" not in last
+
+
+def test_in_a_pipe_only_lines_that_stay_are_said() -> None:
+    shown, out = screen()
+    shown.start_stage("run", StageSummary("run", "grpo", "both"), total_steps=3)
+    for done, is_to_stay in ((1, False), (2, True), (3, False)):
+        shown.progress(f"{done} of 9", is_to_stay)
+    shown.progress("", False)
+    assert out.getvalue().splitlines()[1:] == ["2 of 9"]
+
+
 def test_names_are_shown_as_they_are() -> None:
     shown, out = screen()
     shown.say("[bold]x[/bold]")

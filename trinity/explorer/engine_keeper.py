@@ -50,6 +50,12 @@ class EngineKeeper:
         self._ticket: WeightTicket | None = None
         self._is_resting = False
         self._without_weights: set[int] = set()
+        self._tokens = [0.0] * len(self._all)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the engines of the trained model had sampled a moment ago."""
+        return int(sum(self._tokens[: len(self._engines)]))
 
     async def load(self, ticket: WeightTicket) -> list[str]:
         """Give every engine the weights of ``ticket``; the digest of what each then runs."""
@@ -112,9 +118,11 @@ class EngineKeeper:
         while True:
             await asyncio.sleep(self._poll_s)
             try:
-                await self._all[place].health()
+                health = await self._all[place].health()
             except ConnectionError as error:
                 await self._bring_back(place, error)
+            else:
+                self._tokens[place] = health.get("tokens", 0.0)
 
     async def _bring_back(self, place: int, error: ConnectionError) -> None:
         """Make the engine ready again, whoever notices first; ``error`` if it has no more lives."""

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from trinity.common.models.protocol import InferenceEngine, WeightTicket
 from trinity.common.workflows import Task
 from trinity.explorer.engine_keeper import START_TIMEOUT_S, EngineKeeper
 from trinity.explorer.evaluation import summarize_eval
+from trinity.explorer.progress import Pace, Show
 from trinity.explorer.scheduler import BatchResult, BatchSource
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
@@ -24,6 +26,7 @@ from trinity.utils.timer import timed
 Report = Callable[[str, int, Metrics], None]
 
 _MAX_FAILED_STEPS = 3
+_PROGRESS_EVERY_S = 1.0
 
 
 class TaskSource(Protocol):
@@ -100,6 +103,7 @@ class Explorer:
     Args:
         auxiliary: Engines of other models. Others start and end them; `watching` sees to it that
             they live.
+        show: Gets what is under way, each second; an empty line when it is over.
     """
 
     engines: Sequence[InferenceEngine]
@@ -112,6 +116,7 @@ class Explorer:
     evals: Sequence[EvalTaskset] = ()
     auxiliary: Sequence[InferenceEngine] = ()
     report: Report = lambda role, step, metrics: None
+    show: Show = lambda text, is_to_stay: None
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("explorer"))
     step: int = 0
     version: int = 0
@@ -184,14 +189,55 @@ class Explorer:
         )
         with timed(metrics, "rollout/time/step"):
             self.scheduler.submit(self.step, tasks)
-            result = await self.scheduler.collect(
+            result = await self._collect(
                 self.step,
+                f"step {self.step}",
                 min_ratio=self.settings.min_ratio,
                 wait_after_min_s=self.settings.wait_after_min_s,
             )
         metrics |= self._rollout_metrics(result, metrics["rollout/time/step"])
         self._refuse_endless_failure(result)
         return result
+
+    async def _collect(
+        self,
+        batch_id: int | str,
+        what: str,
+        *,
+        min_ratio: float = 1.0,
+        wait_after_min_s: float = 0.0,
+    ) -> BatchResult:
+        """The results of a batch; how far it is is shown meanwhile."""
+        pace = Pace(what, self.scheduler.progress(batch_id)[1])
+        before = self._keeper.num_tokens
+
+        def line() -> str:
+            done, _ = self.scheduler.progress(batch_id)
+            return pace.line(done, self._keeper.num_tokens - before)
+
+        async with self._showing(pace, line):
+            return await self.scheduler.collect(
+                batch_id, min_ratio=min_ratio, wait_after_min_s=wait_after_min_s
+            )
+
+    @asynccontextmanager
+    async def _showing(self, pace: Pace, line: Callable[[], str]) -> AsyncIterator[None]:
+        """Show ``line()`` each second of the block, and log it now and then."""
+
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(_PROGRESS_EVERY_S)
+                text, is_to_stay = line(), pace.is_line_due()
+                self.show(text, is_to_stay)
+                if is_to_stay:
+                    self.logger.info("%s", text)
+
+        telling = asyncio.create_task(tell())
+        try:
+            yield
+        finally:
+            telling.cancel()
+            self.show("", False)
 
     def _refuse_endless_failure(self, result: BatchResult) -> None:
         """End a run in which step after step no task at all succeeds.
@@ -262,7 +308,9 @@ class Explorer:
             return None, True
         await self.sink.flush(due)
         await self._rest()
-        ticket = await self.board.wait_newer(due - 1, timeout_s)
+        pace = Pace(f"step {self.step}: in training")
+        async with self._showing(pace, pace.line):
+            ticket = await self.board.wait_newer(due - 1, timeout_s)
         if ticket is None:
             await self._wake()
         return ticket, ticket is not None
@@ -318,7 +366,7 @@ class Explorer:
             for taskset in self.evals:
                 batch_id = f"{self.step}/{taskset.name}"
                 self.scheduler.submit(batch_id, list(taskset.tasks))
-                result = await self.scheduler.collect(batch_id)
+                result = await self._collect(batch_id, f"evaluating {taskset.name}")
                 scores = summarize_eval(result.statuses, detailed=self.settings.detailed_stats)
                 metrics |= prefix_metrics(scores, f"{prefix}/{taskset.name}")
         self.report(prefix, self.step, metrics)

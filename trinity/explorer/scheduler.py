@@ -83,6 +83,10 @@ class BatchSource(Protocol):
         self, batch_id: int | str, *, min_ratio: float = 1.0, wait_after_min_s: float = 0.0
     ) -> BatchResult: ...
 
+    def progress(self, batch_id: int | str) -> tuple[int, int]:
+        """Samples of a batch under way that are done, and all of them."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -177,6 +181,12 @@ class Scheduler:
             del self._batches[batch_id]
         self._num_collected += 1
         return self._result(batch)
+
+    def progress(self, batch_id: int | str) -> tuple[int, int]:
+        """Samples of a batch under way that are done or given up, and all of them."""
+        states = self._batches[batch_id].states
+        done = [s.task.repeat_times if s.is_finished else len(s.done) for s in states]
+        return sum(done), sum(state.task.repeat_times for state in states)
 
     def is_done(self, batch_id: int | str) -> bool:
         """Whether `collect` would return at once."""

@@ -14,6 +14,7 @@ from trinity.common.models.protocol import InferenceEngine
 from trinity.explorer.benchmark import Benchmark
 from trinity.explorer.engine_keeper import START_TIMEOUT_S
 from trinity.explorer.explorer import Explorer
+from trinity.explorer.progress import Show
 from trinity.launcher import build_bench, build_explorer, build_trainer
 from trinity.launcher.buffers import Buffers, open_buffers
 from trinity.launcher.job import JobCheckpoints, ResumePoint
@@ -142,6 +143,7 @@ def build_parts(
     resume: ResumePoint | None,
     listeners: Sequence[Report],
     say: Callable[[str], None],
+    show: Show = lambda text, is_to_stay: None,
 ) -> Parts:
     """The parts of a stage. Nothing is started yet.
 
@@ -149,6 +151,7 @@ def build_parts(
         resume: The checkpoint to go on from, if any.
         listeners: Get every report of every part.
         say: Shows a line to the person at the screen.
+        show: Shows what is under way there.
     """
     config = plan.config
     buffers = open_buffers(plan, say)
@@ -171,7 +174,7 @@ def build_parts(
     explorer: Explorer | None = None
     auxiliary: list[InferenceEngine] = []
     if config.mode.explores:
-        explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter(role), say)
+        explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter(role), say, show)
     trainer = None
     checkpoints = JobCheckpoints(plan.job, config.trainer.max_checkpoints_to_keep)
     if config.mode.trains:

@@ -17,6 +17,7 @@ from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.explorer.benchmark import NoSink, NoTasks
 from trinity.explorer.explorer import Explorer, ExplorerSettings, TaskSource
 from trinity.explorer.pool import RunnerPool
+from trinity.explorer.progress import Show
 from trinity.explorer.proxy.service import Service, ServiceSettings
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import BatchSource, Scheduler, SchedulerSettings
@@ -45,11 +46,13 @@ def build(
     buffers: Buffers,
     reporter: Reporter,
     say: Callable[[str], None] = lambda text: None,
+    show: Show = lambda text, is_to_stay: None,
 ) -> tuple[Explorer, list[InferenceEngine]]:
     """The explorer of a plan, and the engines of auxiliary models. Nothing is loaded yet.
 
     Args:
         say: Shows a line to the person at the screen.
+        show: Shows what is under way there.
     """
     config = plan.config
     rollout = _serve(plan, config.explorer.rollout_model, f"{config.explorer.name}_rollout_model")
@@ -75,6 +78,7 @@ def build(
         evals=buffers.evals,
         auxiliary=[engine for served in auxiliary for engine in served.engines],
         report=reporter.report,
+        show=show,
         logger=get_logger(config.explorer.name),
     )
     return explorer, list(explorer.auxiliary)

@@ -22,6 +22,7 @@ from trinity.launcher.check_gpus import gpu_problems
 from trinity.launcher.check_trainer import trainer_problems
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
+from trinity.launcher.evaluation_plan import evaluation_lines
 from trinity.launcher.job import JobFolder, StageLog, find_resume_point, named_anew
 from trinity.launcher.lock import job_lock
 from trinity.launcher.plan import RunPlan, joined_gpus, make_plan
@@ -195,9 +196,12 @@ class Job:
         if plan.config.mode.trains:
             layout.drop_torn(plan.job.path)
         listeners = [recorder.report, self.screen.report, *self.listeners]
-        parts = build_parts(plan, resume, listeners, self.screen.say)
+        parts = build_parts(plan, resume, listeners, self.screen.say, self.screen.progress)
         self.screen.show(plan.table())
         self.screen.say(plan.step_text(parts.total_steps))
+        is_resumed = resume is not None
+        for line in evaluation_lines(plan, parts.buffers.evals, parts.total_steps, is_resumed):
+            self.screen.say(line)
         title = f"stage {index + 1} of {len(self.plans)}: {plan.stage}" if plan.stage else "run"
         if resume is not None:
             title += f", resumed at step {resume.step}"

@@ -52,6 +52,7 @@ class Screen:
         self._stage: StageSummary | None = None
         self._total: int | None = None
         self._seconds: deque[float] = deque(maxlen=10)
+        self._under_way = ""
         self._has_news = False
         self._is_first_step = True
         self._started = self._printed_at = time.monotonic()
@@ -70,6 +71,7 @@ class Screen:
         self._stage, self._total = stage, total_steps
         self._started = time.monotonic()
         self._seconds.clear()
+        self._under_way = ""
         self._is_first_step = True
         self.console.rule(Text(title))
         if self.console.is_terminal:
@@ -99,6 +101,12 @@ class Screen:
         if self._live is None and time.monotonic() - self._printed_at >= _PLAIN_EVERY_S:
             self._printed_at, self._has_news = time.monotonic(), False
             self.say(self._line())
+
+    def progress(self, text: str, is_to_stay: bool) -> None:
+        """Show what is under way; without a terminal only lines that are to stay."""
+        self._under_way = text
+        if self._live is None and is_to_stay:
+            self.say(text)
 
     def _say_eval(self, role: str, step: int, metrics: Metrics) -> None:
         found = main_score(metrics)
@@ -136,7 +144,11 @@ class Screen:
         stage = self._stage
         assert stage is not None
         values, name = (stage.rewards, "reward") if stage.rewards else (stage.losses, "loss")
-        rows: list[RenderableType] = [Text(self._line() if stage.steps else self._waiting())]
+        is_waiting = not (stage.steps or self._under_way)
+        first = self._waiting() if is_waiting else self._line()
+        rows: list[RenderableType] = [Text(first)]
+        if self._under_way:
+            rows.append(Text(self._under_way, style="cyan"))
         if self._total:
             bar = Table.grid()  # a bar by itself does not end its line
             bar.add_row(ProgressBar(total=self._total, completed=stage.steps, width=_WIDTH + 8))

@@ -131,6 +131,10 @@ class Service:
         metrics["rollout/finished_task_count"] = float(len(statuses))
         return BatchResult(batch, statuses, metrics)
 
+    def progress(self, batch_id: int | str) -> tuple[int, int]:
+        """All of it: what is collected here has been committed before."""
+        return len(self._batch), len(self._batch)
+
     async def close(self) -> None:
         """Answer what is under way and close the API."""
         for job in self._jobs:
