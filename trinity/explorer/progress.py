@@ -9,6 +9,7 @@ Show = Callable[[str, bool], None]
 
 _FIRST_LINE_S = 10.0
 _LINE_EVERY_S = 30.0
+_ENOUGH = 10  # samples to tell their speed by
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Pace:
         """What is left at the speed since the first samples came: they all began together."""
         if self._first is None and done:
             self._first = now, done
-        if self._first is None or done == self._first[1]:
+        if self._first is None or done - self._first[1] < _ENOUGH:
             return None
         since, first = self._first
         return duration(((self.total or 0) - done) * (now - since) / (done - first))

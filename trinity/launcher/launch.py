@@ -271,8 +271,10 @@ class Job:
         if self.config.monitor.monitor_type == "tensorboard":
             hints.append(("look", f"tensorboard --logdir {self.folder.path}"))
         hints.append(("logs", self.plans[-1].config.log.save_dir))
+        has_checkpoint = any(layout.find_latest(plan.job.path).folder for plan in self.plans)
         if self._is_interrupted and self.config.continue_from_checkpoint:
-            hints.append(("next", "the same command goes on from the last checkpoint"))
+            begins = "goes on from the last checkpoint" if has_checkpoint else "begins anew"
+            hints.append(("next", f"the same command {begins}"))
         elif models:
             hints.append(
                 ("next", "load it: transformers.AutoModelForCausalLM.from_pretrained(<model>)")

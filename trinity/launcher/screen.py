@@ -52,7 +52,7 @@ class Screen:
         self._stage: StageSummary | None = None
         self._total: int | None = None
         self._seconds: deque[float] = deque(maxlen=10)
-        self._under_way = ""
+        self._under_way: str | None = None
         self._has_news = False
         self._is_first_step = True
         self._started = self._printed_at = time.monotonic()
@@ -71,7 +71,7 @@ class Screen:
         self._stage, self._total = stage, total_steps
         self._started = time.monotonic()
         self._seconds.clear()
-        self._under_way = ""
+        self._under_way = None
         self._is_first_step = True
         self.console.rule(Text(title))
         if self.console.is_terminal:
@@ -144,10 +144,9 @@ class Screen:
         stage = self._stage
         assert stage is not None
         values, name = (stage.rewards, "reward") if stage.rewards else (stage.losses, "loss")
-        is_waiting = not (stage.steps or self._under_way)
-        first = self._waiting() if is_waiting else self._line()
-        rows: list[RenderableType] = [Text(first)]
-        if self._under_way:
+        is_starting = not stage.steps and self._under_way is None
+        rows: list[RenderableType] = [Text(self._waiting() if is_starting else self._line())]
+        if self._under_way is not None:  # also an empty one: what stands below is not to jump
             rows.append(Text(self._under_way, style="cyan"))
         if self._total:
             bar = Table.grid()  # a bar by itself does not end its line
