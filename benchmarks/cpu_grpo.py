@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.launcher.summary import MemoryWatch
+from trinity.launcher.memory_watch import MemoryWatch
 
 HERE = Path(__file__).parent
 NUM_PROMPTS, NUM_SAMPLES, NEW_TOKENS = 8, 8, 64

@@ -1,19 +1,11 @@
 import json
 import math
-import multiprocessing
 import time
 from pathlib import Path
 
 import pytest
 
-from trinity.launcher.summary import (
-    Growth,
-    MemoryWatch,
-    RunSummary,
-    StageRecorder,
-    StageSummary,
-    main_score,
-)
+from trinity.launcher.summary import RunSummary, StageRecorder, StageSummary, main_score
 
 
 def recorder(mode: str = "both") -> StageRecorder:
@@ -98,31 +90,3 @@ def test_the_file_is_json_for_everybody(tmp_path: Path) -> None:
 )
 def test_main_score(scores: dict[str, float], wanted: tuple[str, float] | None) -> None:
     assert main_score(scores) == wanted
-
-
-def _hold(megabytes: int, started, done) -> None:
-    block = bytearray(megabytes * 2**20)
-    block[::4096] = b"x" * len(block[::4096])
-    started.set()
-    done.wait(30)
-
-
-def test_memory_of_children_counts() -> None:
-    context = multiprocessing.get_context("spawn")
-    started, done = context.Event(), context.Event()
-    with MemoryWatch(every_s=0.05) as before:
-        time.sleep(0.2)
-    with MemoryWatch(every_s=0.05) as watch:
-        child = context.Process(target=_hold, args=(100, started, done))
-        child.start()
-        assert started.wait(60)
-        time.sleep(0.3)
-        done.set()
-        child.join(30)
-    assert watch.peak_mb > before.peak_mb + 90 > 90
-
-
-def test_growth_after_a_fall_is_seen() -> None:
-    growth = Growth(1.01)
-    values = [470, 471, 940, 480, 570, 571, 576]
-    assert [value for value in values if growth.shows(value)] == [470, 940, 570, 576]

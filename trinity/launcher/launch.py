@@ -25,10 +25,11 @@ from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
 from trinity.launcher.evaluation_plan import evaluation_lines
 from trinity.launcher.job import JobFolder, StageLog, find_resume_point, named_anew
 from trinity.launcher.lock import job_lock
+from trinity.launcher.memory_watch import MemoryWatch
 from trinity.launcher.plan import RunPlan, joined_gpus, make_plan
 from trinity.launcher.reporter import Report
 from trinity.launcher.screen import Screen
-from trinity.launcher.summary import MemoryWatch, RunSummary, StageRecorder, StageSummary
+from trinity.launcher.summary import RunSummary, StageRecorder, StageSummary
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:

@@ -22,6 +22,14 @@ _OBJECT_STORE_SHARE = 0.25
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_MEMORY_SHARE = 0.9  # Ray moves the store to disk if it asks for more
 _MIN_OBJECT_STORE = 100 * 2**20
+# What the node looks at ten times a second for the sake of other nodes and of many short tasks: a
+# run has neither, and each look takes a core from a thread that computes.
+_CALM = {
+    "raylet_report_resources_period_milliseconds": 1000,
+    "raylet_check_gc_period_milliseconds": 2000,
+    "object_manager_timer_freq_ms": 1000,
+    "kill_idle_workers_interval_ms": 2000,
+}
 
 
 def start_local_ray(options: Mapping[str, Any], has_timeline: bool = False) -> Callable[[], None]:
@@ -56,6 +64,7 @@ def _system_config(has_timeline: bool) -> dict[str, object]:
         "prestart_worker_first_driver": False,
         "enable_metrics_collection": False,
         "worker_niceness": 0,  # engines and trainer are the job, not the background
+        **_CALM,
     }
     return config if has_timeline else {**config, "task_events_report_interval_ms": 0}
 

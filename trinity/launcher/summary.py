@@ -2,20 +2,14 @@
 
 import json
 import math
-import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
-
-import psutil
 
 from trinity.checkpoint.atomic import write_text
 from trinity.utils.metrics import Metrics
 
 _LAST = 5
-_SAMPLE_EVERY_S = 2.0
-_WORTH_A_WALK = 1.003  # growth of resident memory: the peak is that exact
 
 
 @dataclass
@@ -132,77 +126,6 @@ class StageRecorder:
         summary.seconds_training = spent
         summary.samples_per_second = summary.samples / max(spent, 1e-9)
         summary.tokens_per_second = summary.tokens / max(spent, 1e-9)
-
-
-class Growth:
-    """Says of a row of numbers where they have grown since they were last looked at, or fallen.
-
-    A fall counts: a process that has just been forked seems as large as its parent.
-    """
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
-        self._reference = 0.0
-
-    def shows(self, value: float) -> bool:
-        """Whether ``value`` is above ``factor`` times the least since the last that was."""
-        has_grown = value > self._reference * self._factor
-        self._reference = value if has_grown else min(self._reference, value)
-        return has_grown
-
-
-class MemoryWatch:
-    """Peak memory of a process and all below it, shared pages counted once (PSS).
-
-    A context manager: samples in a thread of its own while the block runs. Sharing is looked at
-    only when clearly more pages are resident than before: the system walks through all of them,
-    at 7% of two cores for a run of 6 GB.
-
-    Args:
-        pid: The process; None: this one.
-    """
-
-    def __init__(self, pid: int | None = None, every_s: float = _SAMPLE_EVERY_S) -> None:
-        self.peak_mb = 0.0
-        self._pid = pid
-        self._growth = Growth(_WORTH_A_WALK)
-        self._every_s = every_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
-
-    def __enter__(self) -> "MemoryWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(timeout=10)
-
-    def _watch(self) -> None:
-        while True:
-            self._sample()
-            if self._ended.wait(self._every_s):
-                return
-
-    def _sample(self) -> None:
-        try:
-            root = psutil.Process(self._pid)
-            family = [root, *root.children(recursive=True)]
-        except psutil.Error:
-            return
-        resident = sum(_memory(process, "memory_info") for process in family)
-        if self._growth.shows(resident):
-            used = sum(_memory(process, "memory_full_info") for process in family)
-            self.peak_mb = max(self.peak_mb, used / 2**20)
-
-
-def _memory(process: psutil.Process, kind: Literal["memory_info", "memory_full_info"]) -> int:
-    """Bytes of a process, its share of shared pages if ``kind`` tells; 0 if it has ended."""
-    try:
-        info = getattr(process, kind)()
-    except psutil.Error:
-        return 0
-    return int(getattr(info, "pss", info.rss))
 
 
 def main_score(scores: dict[str, float]) -> tuple[str, float] | None:

@@ -1,0 +1,48 @@
+import multiprocessing
+import time
+
+from trinity.launcher.memory_watch import Bound, Growth, MemoryWatch, Usage
+
+
+def _hold(megabytes: int, started, done) -> None:
+    block = bytearray(megabytes * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    started.set()
+    done.wait(30)
+
+
+def test_memory_of_children_counts() -> None:
+    context = multiprocessing.get_context("spawn")
+    started, done = context.Event(), context.Event()
+    with MemoryWatch(every_s=0.05) as before:
+        time.sleep(0.2)
+    with MemoryWatch(every_s=0.05) as watch:
+        child = context.Process(target=_hold, args=(100, started, done))
+        child.start()
+        assert started.wait(60)
+        time.sleep(0.3)
+        done.set()
+        child.join(30)
+    assert watch.peak_mb > before.peak_mb + 90 > 90
+
+
+def test_growth_after_a_fall_is_seen() -> None:
+    growth = Growth(1.01)
+    values = [470, 471, 940, 480, 570, 571, 576]
+    assert [value for value in values if growth.shows(value)] == [470, 940, 570, 576]
+
+
+def test_the_bound_knows_what_is_shared_once_it_was_looked_at() -> None:
+    bound = Bound()
+    assert bound.of(Usage(100, 300)) == 400
+    bound.learn(Usage(100, 300), used=180)
+    assert bound.of(Usage(120, 300)) == 200
+    assert bound.of(Usage(120, 350)) == 250
+    assert bound.of(Usage(120, 50)) == 200
+
+
+def test_a_look_at_a_process_just_forked_hides_no_later_growth() -> None:
+    bound = Bound()
+    bound.learn(Usage(400, 100), used=470)
+    bound.learn(Usage(800, 200), used=470)
+    assert bound.of(Usage(500, 100)) == 570
