@@ -34,15 +34,16 @@ def test_growth_after_a_fall_is_seen() -> None:
 
 def test_the_bound_knows_what_is_shared_once_it_was_looked_at() -> None:
     bound = Bound()
-    assert bound.of(Usage(100, 300)) == 400
-    bound.learn(Usage(100, 300), used=180)
-    assert bound.of(Usage(120, 300)) == 200
-    assert bound.of(Usage(120, 350)) == 250
-    assert bound.of(Usage(120, 50)) == 200
+    assert bound.of(Usage(100, 300, 80)) == 400
+    bound.learn(Usage(100, 300, 80), used=190)
+    assert bound.of(Usage(120, 300, 80)) == 210
+    assert bound.of(Usage(120, 350, 80)) == 260
+    assert bound.of(Usage(120, 50, 40)) == 210
+    bound.learn(Usage(120, 50, 40), used=170)
+    assert bound.of(Usage(120, 50, 40)) == 170
 
 
 def test_a_look_at_a_process_just_forked_hides_no_later_growth() -> None:
     bound = Bound()
-    bound.learn(Usage(400, 100), used=470)
-    bound.learn(Usage(800, 200), used=470)
-    assert bound.of(Usage(500, 100)) == 570
+    bound.learn(Usage(800, 140, 70), used=470)
+    assert bound.of(Usage(500, 70, 70)) == 570

@@ -33,10 +33,12 @@ class Usage(NamedTuple):
     Args:
         own: Pages that are no file's and not shared memory.
         shared: The others.
+        most_shared: The others of the process that has most of them.
     """
 
     own: int
     shared: int
+    most_shared: int
 
 
 class Bound:
@@ -54,8 +56,12 @@ class Bound:
         return usage.own + self._shared_once + max(0, usage.shared - self._shared_then)
 
     def learn(self, usage: Usage, used: int) -> None:
-        """``used`` bytes were found at ``usage``."""
-        self._shared_once = max(self._shared_once, used - usage.own)
+        """``used`` bytes were found at ``usage``.
+
+        Of a process that has just been forked the system counts its parent's pages as its own:
+        then less is left for what is shared than one process has of it.
+        """
+        self._shared_once = max(used - usage.own, usage.most_shared)
         self._shared_then = usage.shared
 
 
@@ -109,7 +115,7 @@ class MemoryWatch:
 
 
 def _usage(family: Sequence[psutil.Process]) -> Usage:
-    own = shared = 0
+    own = shared = most = 0
     for process in family:
         try:
             info = process.memory_info()
@@ -117,7 +123,8 @@ def _usage(family: Sequence[psutil.Process]) -> Usage:
             continue
         of_others = getattr(info, "shared", 0)
         own, shared = own + info.rss - of_others, shared + of_others
-    return Usage(own, shared)
+        most = max(most, of_others)
+    return Usage(own, shared, most)
 
 
 def _used(process: psutil.Process) -> int:
