@@ -75,7 +75,7 @@ class Screen:
         self._is_first_step = True
         self.console.rule(Text(title))
         if self.console.is_terminal:
-            self._live = Live(get_renderable=self._draw, console=self.console, refresh_per_second=4)
+            self._live = Live(get_renderable=self._draw, console=self.console, refresh_per_second=2)
             self._live.start(refresh=True)
 
     def end_stage(self) -> None:
