@@ -15,7 +15,7 @@ from trinity.explorer.benchmark import Benchmark
 from trinity.explorer.engine_keeper import START_TIMEOUT_S
 from trinity.explorer.explorer import Explorer
 from trinity.explorer.progress import Show
-from trinity.launcher import build_bench, build_explorer, build_trainer
+from trinity.launcher import build_explorer, build_trainer
 from trinity.launcher.buffers import Buffers, open_buffers
 from trinity.launcher.job import JobCheckpoints, ResumePoint
 from trinity.launcher.plan import RunPlan
@@ -184,6 +184,8 @@ def build_parts(
         checkpoints.files = buffers.snapshot
     benchmark = None
     if config.mode is Mode.BENCH and explorer is not None:
+        from trinity.launcher import build_bench
+
         benchmark = build_bench.build(plan, explorer)
     total_steps = _total_steps(config, buffers)
     return Parts(

@@ -1,6 +1,7 @@
 """RunPlan -> the trainer's engine: one process, or one for each rank."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.base import AdvantageFn
@@ -11,18 +12,18 @@ from trinity.common.constants import TrainerType
 from trinity.launcher.adapter import adapter_settings
 from trinity.launcher.plan import RunPlan, rope_overrides
 from trinity.synchronizer.channel import WeightChannel
-from trinity.trainer.backends.torch.engine import TorchTrainEngine
+from trinity.trainer.backends.torch import make_engine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.optimizer import OptimizerSettings
-from trinity.trainer.backends.torch.rank import TorchTrainRank
-from trinity.trainer.backends.torch.rank_group import RankGroup
 from trinity.trainer.backends.torch.schedule import Schedule
 from trinity.trainer.backends.torch.settings import CriticSettings, TorchEngineSettings
-from trinity.trainer.backends.torch.sharding import RankSettings
-from trinity.trainer.backends.verl.rank import VerlTrainRank
 from trinity.trainer.backends.verl.settings import VerlEngineSettings
 from trinity.trainer.engine import TrainEngine
 from trinity.utils import actor
+
+if TYPE_CHECKING:  # these bring transformers' models, which take a second and a half to import
+    from trinity.trainer.backends.torch.rank import TorchTrainRank
+    from trinity.trainer.backends.torch.rank_group import RankGroup
 
 _RANK_TIMEOUT_S = 1800.0
 
@@ -37,11 +38,15 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
     settings = _settings(plan, updates)
     name = plan.config.trainer.name
     if plan.config.trainer.trainer_type is TrainerType.VERL:
+        from trinity.trainer.backends.verl.rank import VerlTrainRank
+
         return _ranks(plan, _for_verl(plan.config, settings), channel, VerlTrainRank)
     if plan.num_ranks > 1:
-        return _ranks(plan, settings, channel)
+        from trinity.trainer.backends.torch.rank import TorchTrainRank
+
+        return _ranks(plan, settings, channel, TorchTrainRank)
     engine: TrainEngine = actor.spawn(
-        TorchTrainEngine,
+        make_engine,
         settings,
         channel,
         name=name,
@@ -54,7 +59,8 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
 
 def kill_engine(engine: TrainEngine) -> None:
     """End the processes of an engine, whatever state they are in."""
-    for process in engine.ranks if isinstance(engine, RankGroup) else [engine]:
+    processes = [engine] if actor.is_remote(engine) else getattr(engine, "ranks", [])
+    for process in processes:
         actor.kill(process)
 
 
@@ -62,12 +68,15 @@ def _ranks(
     plan: RunPlan,
     settings: TorchEngineSettings,
     channel: WeightChannel | None,
-    kind: type = TorchTrainRank,
-) -> RankGroup:
+    kind: type,
+) -> "RankGroup":
     """One process for each rank; the first has the channel, and the trainer's own log.
 
     Where engines share the GPUs each rank has one, to the engine on its own GPU.
     """
+    from trinity.trainer.backends.torch.rank_group import RankGroup
+    from trinity.trainer.backends.torch.sharding import RankSettings
+
     world_size = plan.num_ranks
     threads = max(1, plan.cores // world_size)
     ranks: list[TorchTrainRank] = []

@@ -1,17 +1,20 @@
 """What of a run is evaluation, said before it starts: which tasks, when, and how to have less."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode
-from trinity.explorer.explorer import EvalTaskset
 from trinity.launcher.plan import RunPlan
+
+if TYPE_CHECKING:
+    from trinity.explorer.explorer import EvalTaskset  # brings PyTorch
 
 _MANY_STEPS = 10
 """An evaluation of more samples than this many steps have takes most of a short run on a CPU."""
 
 
 def evaluation_lines(
-    plan: RunPlan, evals: Sequence[EvalTaskset], total_steps: int | None, is_resumed: bool = False
+    plan: RunPlan, evals: "Sequence[EvalTaskset]", total_steps: int | None, is_resumed: bool = False
 ) -> Iterator[str]:
     """The evaluation sets of a run and when their turn is; on a CPU, a hint if they are long.
 
@@ -29,7 +32,7 @@ def evaluation_lines(
         yield _hint(plan, samples / step)
 
 
-def _set_text(taskset: EvalTaskset) -> str:
+def _set_text(taskset: "EvalTaskset") -> str:
     repeats = {task.repeat_times for task in taskset.tasks}
     times = f" x {repeats.pop()} samples" if repeats - {1} and len(repeats) == 1 else ""
     return f"{taskset.name} ({len(taskset.tasks):,} tasks{times})"

@@ -22,6 +22,7 @@ from trinity.launcher.check_gpus import gpu_problems
 from trinity.launcher.check_trainer import trainer_problems
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
+from trinity.launcher.compile_ahead import compiling_ahead
 from trinity.launcher.evaluation_plan import evaluation_lines
 from trinity.launcher.job import JobFolder, StageLog, find_resume_point, named_anew
 from trinity.launcher.lock import job_lock
@@ -152,7 +153,8 @@ class Job:
         timeline: Path | None = None
         if first.config.monitor.enable_ray_timeline:
             timeline = self.folder.monitor / "timeline.json"
-        with ray_cluster(address, first.namespace, first.env_vars, timeline) as is_local:
+        cluster = ray_cluster(address, first.namespace, first.env_vars, timeline)
+        with cluster as is_local, compiling_ahead(self.plans):
             if not is_local:
                 found = gpus_in_cluster()
                 self.plans = [

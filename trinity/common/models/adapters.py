@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # takes a second to import
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
@@ -49,7 +51,7 @@ class AdapterSettings:
     seed: int = 0
 
 
-def add_adapter_inplace(model: PreTrainedModel, settings: AdapterSettings) -> None:
+def add_adapter_inplace(model: "PreTrainedModel", settings: AdapterSettings) -> None:
     """Put an adapter on ``model``; from then on only the adapter takes gradients.
 
     Raises:
@@ -73,7 +75,7 @@ def add_adapter_inplace(model: PreTrainedModel, settings: AdapterSettings) -> No
         _load_inplace(parameters, Path(settings.path), settings.name)
 
 
-def target_trouble(model: PreTrainedModel, targets: str | tuple[str, ...]) -> str | None:
+def target_trouble(model: "PreTrainedModel", targets: str | tuple[str, ...]) -> str | None:
     """Why an adapter can't go where it is asked for, in one sentence, or None."""
     if targets == "all-linear":
         return None
@@ -106,8 +108,10 @@ def _refusal_of(end: str) -> str:
     return f"target_modules names the {end}, which gets no adapter."
 
 
-def empty_model(path: str, trust_remote_code: bool = False) -> PreTrainedModel:
+def empty_model(path: str, trust_remote_code: bool = False) -> "PreTrainedModel":
     """The modules of a model, without weights: made in a moment, of any size."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -267,7 +271,7 @@ def _split(name: str) -> tuple[str, str, str]:
     return module, kind, rest
 
 
-def _refuse_ends(model: PreTrainedModel) -> None:
+def _refuse_ends(model: "PreTrainedModel") -> None:
     """The heads here read the output layer's weight by itself, and tied embeddings with it."""
     ends = {
         "embedding": model.get_input_embeddings(),

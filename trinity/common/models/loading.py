@@ -6,20 +6,14 @@ Trainer and engines load through here, so that they start from identical weights
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-)
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.utils import cached_file
+
+if TYPE_CHECKING:  # the models of transformers take a second and a half to import
+    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
@@ -33,7 +27,7 @@ def load_causal_lm(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     config_overrides: Mapping[str, Any] | None = None,
-) -> tuple[PreTrainedModel, bool]:
+) -> "tuple[PreTrainedModel, bool]":
     """A causal language model in evaluation mode, and whether its weights are random.
 
     It may read images besides (`image_features`).
@@ -53,6 +47,8 @@ def load_causal_lm(
     folder = Path(path)
     if folder.exists() and not (folder / "config.json").is_file():
         raise FileNotFoundError(f"model_path is {str(path)!r}, but {folder} has no config.json.")
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     override_inplace(config, config_overrides or {})
     wanted = resolve_dtype(dtype, getattr(config, "dtype", None))
@@ -72,14 +68,14 @@ def load_causal_lm(
     return model.to(device).eval(), is_random
 
 
-def attention_of_text(config: PretrainedConfig, name: str) -> str | dict[str, str]:
+def attention_of_text(config: "PretrainedConfig", name: str) -> str | dict[str, str]:
     """``name`` as attention of a model's text part; what sees images keeps its own."""
     if not hasattr(config, "vision_config"):
         return name
     return {"": name, "text_config": name, "vision_config": "sdpa"}
 
 
-def image_features(model: PreTrainedModel, images: Tensor) -> Tensor:
+def image_features(model: "PreTrainedModel", images: Tensor) -> Tensor:
     """[tokens of all images, D] what stands in place of the embeddings of image tokens.
 
     Args:
@@ -93,7 +89,7 @@ def image_features(model: PreTrainedModel, images: Tensor) -> Tensor:
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
-def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def cast_parameters(model: "PreTrainedModel", dtype: torch.dtype) -> None:
     """Change the dtype of a model's parameters, as loading with that dtype does.
 
     Buffers keep theirs: the frequencies of rotary positions are float32 in every model.
@@ -103,7 +99,7 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
     model.config.dtype = dtype
 
 
-def override_inplace(config: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
+def override_inplace(config: "PretrainedConfig", overrides: Mapping[str, Any]) -> None:
     """Replace fields of a model's config, as `load_causal_lm` says."""
     rope = dict(getattr(config, "rope_parameters", None) or {})
     for name, value in overrides.items():
@@ -118,7 +114,7 @@ def override_inplace(config: PretrainedConfig, overrides: Mapping[str, Any]) -> 
         config.rope_parameters = rope  # type: ignore[attr-defined]  # every rotary model has it
 
 
-def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
     """The tokenizer of a model folder; `FileNotFoundError` where there is none."""
     folder = Path(path)
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -127,6 +123,8 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
             f"model_path is {str(path)!r}, but the folder has no tokenizer (tokenizer.json or "
             "tokenizer.model). Copy the tokenizer's files there."
         )
+    from transformers import AutoTokenizer
+
     return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
@@ -164,6 +162,8 @@ def _file_of_model(path: str | Path, name: str) -> Path | None:
     if Path(path).is_dir():
         file = Path(path) / name
         return file if file.is_file() else None
+    from transformers.utils import cached_file
+
     found = cached_file(
         str(path),
         name,

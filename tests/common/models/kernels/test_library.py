@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -26,12 +27,25 @@ def has_compiler():
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler is installed")
 def test_many_at_once_make_one_whole_file(tmp_path, monkeypatch):
-    whole = ("kernels", library.SOURCES, (*library._FLAGS, "-O0"), library._HEADERS, "")
+    whole = replace(library.KERNELS, flags=(*library.KERNELS.flags, "-O0"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with ThreadPoolExecutor(2) as pool:
-        paths = set(pool.map(lambda _: library._compiled(*whole), range(2)))
+        paths = set(pool.map(lambda _: library._compiled(whole), range(2)))
     assert len(paths) == 1
-    assert [p.name for p in (tmp_path / "trinity").iterdir()] == [paths.pop().name]
+    assert list((tmp_path / "trinity").glob("*.so")) == list(paths)
+    assert not [path for path in (tmp_path / "trinity").iterdir() if path.is_dir()]
+
+
+def test_as_a_program_it_needs_no_pytorch(tmp_path):
+    environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "CXX": ""}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-P", library.__file__],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and not done.stdout
+    assert " torch" not in done.stderr and " trinity" not in done.stderr
 
 
 def test_without_a_compiler_it_says_so_once_and_goes_on(tmp_path):
@@ -46,7 +60,7 @@ def test_without_a_compiler_it_says_so_once_and_goes_on(tmp_path):
 def test_what_the_compiler_says_is_told(tmp_path, monkeypatch, caplog):
     broken = tmp_path / "broken.cpp"
     broken.write_text("this is not C++")
-    monkeypatch.setattr(library, "SOURCES", (broken,))
+    monkeypatch.setattr(library, "KERNELS", replace(library.KERNELS, sources=(broken,)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with caplog.at_level(logging.WARNING):
         assert library.library.__wrapped__() is None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,7 +11,9 @@ from torch.optim.adamw import adamw
 
 from trinity.trainer.backends.torch.masters import SplitMasters, untouched_zeros
 from trinity.trainer.backends.torch.schedule import Schedule
-from trinity.trainer.backends.torch.weights import Weights
+
+if TYPE_CHECKING:
+    from trinity.trainer.backends.torch.weights import Weights  # brings transformers
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class OptimizerSettings:
 class MasterOptimizer:
     """Steps the masters of ``weights`` by their gradients."""
 
-    def __init__(self, weights: Weights, settings: OptimizerSettings) -> None:
+    def __init__(self, weights: "Weights", settings: OptimizerSettings) -> None:
         self.weights = weights
         self.settings = settings
         self.num_steps = 0
