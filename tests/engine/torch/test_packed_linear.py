@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.toy import tiny_config
+from trinity.common.models.lean import make_lean_inplace
 from trinity.engine.torch.packed_linear import PackedLinear, pack_linears_inplace, packed_layers
 from trinity.engine.torch.weights import load_weights_inplace, model_digest
 
@@ -14,6 +15,7 @@ def models():
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 160}
     plain = AutoModelForCausalLM.from_config(tiny_config(**sizes), dtype=torch.bfloat16).eval()
+    make_lean_inplace(plain)
     packed = copy.deepcopy(plain)
     if not pack_linears_inplace(packed, packed.get_output_embeddings()):
         pytest.skip("this PyTorch packs no bfloat16 weights on this CPU")
@@ -48,6 +50,7 @@ def test_names_stay(models):
 def test_an_output_layer_is_packed_and_follows_the_embedding(is_tied):
     config = tiny_config(hidden_size=64, tie_word_embeddings=is_tied)
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    make_lean_inplace(plain)
     packed = copy.deepcopy(plain)
     if not pack_linears_inplace(packed, packed.get_output_embeddings()):
         pytest.skip("this PyTorch packs no bfloat16 weights on this CPU")

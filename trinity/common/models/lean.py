@@ -6,16 +6,17 @@ sampled with. For the backward pass they keep what goes into them.
 Shape letters: M = tokens, D = hidden size, F = intermediate size.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trinity.common.models import kernels
+from trinity.common.models.gradients import product_gradient
 
 _PROBE_ROWS = 8
 _ATTENTIONS = {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"}
@@ -23,20 +24,28 @@ _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def make_lean_inplace(model: nn.Module) -> int:
-    """Replace RMS norms and gated MLPs of ``model``; how many were.
+    """Replace linear layers, RMS norms, gated MLPs and attentions of ``model``; how many were.
 
     A layer is replaced only if its replacement gives the same numbers on a probe: what is named
     alike and computes something else stays as it is. Names of parameters stay too.
     """
-    found = [
-        (parent, name, lean)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if (lean := _lean(child)) is not None
-    ]
-    for parent, name, lean in found:
-        setattr(parent, name, lean)
-    return len(found)
+    linears = _replace(model, _lean_linear)  # first: the others take them over
+    return linears + _replace(model, _lean)
+
+
+class LeanLinear(nn.Linear):
+    """A linear layer by `kernels.linear`; its gradients in the dtype of the weight."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return kernels.linear(hidden, self.weight, self.bias)
+        out: Tensor = _Linear.apply(hidden, self.weight, self.bias)
+        return out
 
 
 class LeanRMSNorm(nn.Module):
@@ -132,6 +141,22 @@ class LeanAttention(nn.Module):
         return self.o_proj(out.reshape(*shape[:-2], -1)), weights
 
 
+def _replace(model: nn.Module, find: Callable[[nn.Module], nn.Module | None]) -> int:
+    found = [
+        (parent, name, lean)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if (lean := find(child)) is not None
+    ]
+    for parent, name, lean in found:
+        setattr(parent, name, lean)
+    return len(found)
+
+
+def _lean_linear(module: nn.Module) -> nn.Module | None:
+    return LeanLinear(module).train(module.training) if type(module) is nn.Linear else None
+
+
 def _lean(module: nn.Module) -> nn.Module | None:
     """A lean module that computes what ``module`` does; None if there is none."""
     lean: nn.Module
@@ -148,7 +173,7 @@ def _lean(module: nn.Module) -> nn.Module | None:
         lean = LeanRMSNorm(weight, float(module.variance_epsilon))  # type: ignore[arg-type]  # a number
     elif type(module).__name__.endswith("MLP"):
         parts = [getattr(module, f"{name}_proj", None) for name in ("gate", "up", "down")]
-        if not all(type(part) is nn.Linear and part.bias is None for part in parts):
+        if not all(type(part) is LeanLinear and part.bias is None for part in parts):
             return None
         lean = LeanGatedMLP(*parts)  # type: ignore[arg-type]  # as just seen
         width = parts[0].in_features  # type: ignore[union-attr]
@@ -201,6 +226,25 @@ def _is_close(found: Tensor, wanted: Tensor) -> bool:
     return bool(gap < _TOLERANCES.get(dtype, 0))
 
 
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return kernels.linear(hidden, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight_NK = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad
+        grad_MN = _rows(grad)
+        grad_hidden = kernels.sum_of_products((grad_MN, weight_NK)) if wants_hidden else None
+        grad_weight = product_gradient(weight_NK, grad_MN, _rows(hidden)) if wants_weight else None
+        grad_bias = grad_MN.sum(dim=0) if wants_bias else None
+        at_hidden = None if grad_hidden is None else grad_hidden.view_as(hidden)
+        return at_hidden, grad_weight, grad_bias
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:  # autograd's ctx
@@ -240,9 +284,10 @@ class _GatedMLP(torch.autograd.Function):
         ctx: Any, hidden: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor
     ) -> Tensor:
         hidden_MD = _rows(hidden)
-        gate_MF, up_MF = linear(hidden_MD, gate_FD), linear(hidden_MD, up_FD)
+        gate_MF, up_MF = (kernels.linear(hidden_MD, weight) for weight in (gate_FD, up_FD))
         ctx.save_for_backward(hidden_MD, gate_MF, up_MF, gate_FD, up_FD, down_DF)
-        return linear(kernels.silu_mul(gate_MF, up_MF), down_DF).view(*hidden.shape[:-1], -1)
+        out_MD = kernels.linear(kernels.silu_mul(gate_MF, up_MF), down_DF)
+        return out_MD.view(*hidden.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
@@ -250,12 +295,12 @@ class _GatedMLP(torch.autograd.Function):
         hidden_MD, gate_MF, up_MF, gate_FD, up_FD, down_DF = ctx.saved_tensors
         grad_MD = _rows(grad)
         _, *wants = ctx.needs_input_grad
-        inner_MF = grad_MD @ down_DF
+        inner_MF = kernels.sum_of_products((grad_MD, down_DF))
         active_MF, gate_grad_MF = kernels.silu_mul_backward_inplace(inner_MF, gate_MF, up_MF)
-        grad_down = grad_MD.t() @ active_MF if wants[2] else None
-        grad_hidden = (gate_grad_MF @ gate_FD).addmm_(inner_MF, up_FD)
-        grad_gate = gate_grad_MF.t() @ hidden_MD if wants[0] else None
-        grad_up = inner_MF.t() @ hidden_MD if wants[1] else None
+        grad_hidden = kernels.sum_of_products((gate_grad_MF, gate_FD), (inner_MF, up_FD))
+        grad_down = product_gradient(down_DF, grad_MD, active_MF) if wants[2] else None
+        grad_gate = product_gradient(gate_FD, gate_grad_MF, hidden_MD) if wants[0] else None
+        grad_up = product_gradient(up_FD, inner_MF, hidden_MD) if wants[1] else None
         return grad_hidden.view(*grad.shape[:-1], -1), grad_gate, grad_up, grad_down
 
 

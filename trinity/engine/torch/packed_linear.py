@@ -9,6 +9,9 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
+from trinity.common.models.kernels.products import PackedWeight, are_fit
+from trinity.common.models.lean import LeanLinear
+
 _PROBE_ROWS = 64  # rows of a usual decoding step
 
 
@@ -21,7 +24,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, keeps_weight: bool = False) -> None:
         super().__init__()
-        self.pack(linear.weight)
+        weight = linear.weight.detach()
+        self._packed = (PackedWeight if are_fit(weight) else _OneDnnWeight)(weight)
         empty = nn.Parameter(linear.weight.to("meta"), requires_grad=False)
         self.weight = linear.weight if keeps_weight else empty
         self.bias = linear.bias
@@ -29,17 +33,32 @@ class PackedLinear(nn.Module):
     @torch.no_grad()
     def pack(self, weight: Tensor) -> None:
         """Compute with ``weight`` from now on."""
-        reorder = torch.ops.mkldnn._reorder_linear_weight
-        self._packed: Tensor = reorder(weight.detach(), _PROBE_ROWS)
+        self._packed.pack(weight.detach())
 
     def unpacked(self) -> Tensor:
         """The weight as it was given, bit for bit: a copy."""
-        return self._packed.to_dense()
+        return self._packed.unpacked()
 
     def forward(self, rows: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows, self._packed, self.bias, "none", [], ""
-        )
+        return self._packed.linear(rows, self.bias)
+
+
+class _OneDnnWeight:
+    """A weight as PyTorch's library of products wants it, where `PackedWeight` is not for it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.pack(weight)
+
+    def pack(self, weight: Tensor) -> None:
+        reorder = torch.ops.mkldnn._reorder_linear_weight
+        self._packed: Tensor = reorder(weight, _PROBE_ROWS)
+
+    def unpacked(self) -> Tensor:
+        return self._packed.to_dense()
+
+    def linear(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        compute = torch.ops.mkldnn._linear_pointwise
+        out: Tensor = compute(rows, self._packed, bias, "none", [], "")
         return out
 
 
@@ -54,7 +73,7 @@ def pack_linears_inplace(model: nn.Module, output_layer: nn.Module | None) -> in
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and _is_packable(child)
+        if type(child) in (nn.Linear, LeanLinear) and _is_packable(child)
     ]
     uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     places = [p for p in places if uses[id(p[2].weight)] == 1 or p[2] is output_layer]
@@ -98,7 +117,9 @@ def _is_packable(linear: nn.Linear) -> bool:
 
 @torch.no_grad()
 def _is_exact(linear: nn.Linear) -> bool:
-    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if not are_fit(linear.weight) and not (
+        torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
         return False
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(_PROBE_ROWS, linear.in_features, generator=generator).to(torch.bfloat16)

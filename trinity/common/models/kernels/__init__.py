@@ -11,6 +11,26 @@ from types import ModuleType
 from torch import Tensor
 
 from trinity.common.models.kernels import _native, _plain
+from trinity.common.models.kernels.products import (
+    PackedWeight,
+    add_transposed_product,
+    linear,
+    sum_of_products,
+)
+
+__all__ = [
+    "PackedWeight",
+    "add_transposed_product",
+    "linear",
+    "logit_gradient_inplace",
+    "rms_norm",
+    "rms_norm_backward",
+    "rotate_inplace",
+    "silu_mul",
+    "silu_mul_backward_inplace",
+    "sum_of_products",
+    "token_statistics",
+]
 
 
 def rms_norm(rows_MD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from trinity.algorithm.advantage_fn.entropy_clip import expected_entropy_score
 from trinity.common.models import kernels
+from trinity.common.models.gradients import gradient_of_master
 from trinity.trainer.backends.torch import head_kernels
-from trinity.trainer.backends.torch.weights import gradient_of_master
 
 #: Logits of a chunk, for the matrix products: 40 MB in bfloat16 ...
 _CHUNK_ELEMENTS = 20_000_000
@@ -73,7 +73,7 @@ def expected_entropy_scores(
     scores = hidden.new_empty(len(hidden), dtype=torch.float32)
     divisor = temperature * spec.scale
     for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
-        raw_CV = hidden[chunk] @ weight.t()
+        raw_CV = kernels.linear(hidden[chunk], weight)
         for now in _parts(raw_CV):
             raw = raw_CV[now]
             logits = raw.float() if spec.softcap is None else _bent(raw, spec)
@@ -105,7 +105,7 @@ class _TokenLogprobs(torch.autograd.Function):
         log_norm, entropy = torch.empty_like(logprob), torch.zeros_like(logprob)
         divisor = temperature * spec.scale
         for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
-            raw_CV = hidden[chunk] @ weight.t()
+            raw_CV = kernels.linear(hidden[chunk], weight)
             found = _statistics(raw_CV, divisor[chunk], target[chunk], spec)
             logprob[chunk], log_norm[chunk], entropy[chunk] = found
         kept = raw_CV if len(raw_CV) == len(hidden) else None
@@ -124,30 +124,16 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_logprob, grad_entropy = grad_logprob / divisor, grad_entropy / divisor
         per_token = (divisor, target, log_norm, entropy, grad_logprob, grad_entropy)
         for chunk in _chunks(len(hidden), len(weight), _chunk_elements(hidden.device)):
-            raw_CV = hidden[chunk] @ weight.t() if kept is None else kept
+            raw_CV = kernels.linear(hidden[chunk], weight) if kept is None else kept
             _gradient_inplace(raw_CV, [t[chunk] for t in per_token], spec)
-            grad_hidden[chunk] = raw_CV @ weight
+            grad_hidden[chunk] = kernels.sum_of_products((raw_CV, weight))
             if total is not None:
-                _add_product_inplace(total, raw_CV, hidden[chunk])
+                kernels.add_transposed_product(total, raw_CV, hidden[chunk])
             elif ctx.needs_input_grad[1]:
                 found = raw_CV.t() @ hidden[chunk]
                 grad_weight = found if grad_weight is None else grad_weight.float().add_(found)
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None
-
-
-def _add_product_inplace(total_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
-    """Add ``grad.T @ hidden``, on a CPU some rows at a time: the product is never there as a whole.
-
-    On a GPU rows that begin at odd places would take kernels of a third of the speed.
-    """
-    if total_VD.is_cuda:
-        total_VD.add_(grad_CV.t() @ hidden_CD)
-        return
-    step = max(1, 4 * _CACHE_ELEMENTS // hidden_CD.shape[1])
-    for first in range(0, len(total_VD), step):
-        now = slice(first, first + step)
-        total_VD[now].add_(grad_CV[:, now].t() @ hidden_CD)
 
 
 def _kernels(logits: Tensor) -> ModuleType:

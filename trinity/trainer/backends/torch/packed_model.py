@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from trinity.common.models.gradients import gradient_of_master
 from trinity.common.models.loading import attention_of_text, image_features
 from trinity.common.models.vision import PIXELS
 from trinity.trainer.backends.torch import attention, sequence_parallel
@@ -24,7 +25,6 @@ from trinity.trainer.backends.torch.packing import (
     pack_rows,
 )
 from trinity.trainer.backends.torch.varlen import sent
-from trinity.trainer.backends.torch.weights import gradient_of_master
 from trinity.trainer.batch import TrainBatch
 
 if TYPE_CHECKING:

@@ -1,16 +1,14 @@
 """The trained weights of a model: float32 masters, whatever dtype the model computes in."""
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trinity.common.models.gradients import GradientSum, gather_gradients
 from trinity.common.models.loading import cast_parameters
 from trinity.trainer.backends.torch.masters import SplitMasters
-
-_MASTER = "_trinity_master"
 
 
 class Weights:
@@ -47,7 +45,7 @@ class Weights:
             cast_parameters(model, dtype)
             self._shadows = []
             for name, parameter in trained.items():
-                _gather(parameter, _Gathered(split.gradients[name]))
+                gather_gradients(parameter, GradientSum(split.gradients[name]))
             return
         is_same = dtype == torch.float32 and device in (None, str(model.device))
         masters = {
@@ -58,7 +56,7 @@ class Weights:
         cast_parameters(model, dtype)
         self._shadows = [] if is_same else [(p, masters[n]) for n, p in trained.items()]
         for parameter, master in self._shadows:
-            _gather(parameter, master)
+            gather_gradients(parameter, master)
 
     def gradients(self) -> list[Tensor]:
         """Those that there are, of the masters."""
@@ -152,44 +150,3 @@ class Weights:
     def globalize(self, name: str, part: Tensor) -> Tensor:
         """The inverse of `localize`, as a checkpoint holds it."""
         return part
-
-
-def gradient_of_master(weight: Tensor) -> Tensor | None:
-    """Where gradients of a parameter add up in float32, for who computes one part by part.
-
-    None if it has no master of its own: then its gradient goes the usual way.
-    """
-    master = getattr(weight, _MASTER, None)
-    if master is None or master.device != weight.device:
-        return None
-    if master.grad is None:
-        master.grad = torch.zeros_like(master)
-    found: Tensor = master.grad
-    return found
-
-
-@dataclass
-class _Gathered:
-    """Where the gradient of a weight adds up, if its master is no tensor."""
-
-    grad: Tensor
-
-    @property
-    def device(self) -> torch.device:
-        return self.grad.device
-
-
-def _gather(parameter: nn.Parameter, master: nn.Parameter | _Gathered) -> None:
-    """Have a parameter's gradients go to its master."""
-
-    def add(parameter: Tensor) -> None:
-        if parameter.grad is None:  # it went to the master by itself
-            return
-        if master.grad is None:
-            master.grad = parameter.grad.to(master.device, torch.float32)
-        else:
-            master.grad.add_(parameter.grad.to(master.device))
-        parameter.grad = None
-
-    parameter.register_post_accumulate_grad_hook(add)
-    setattr(parameter, _MASTER, master)

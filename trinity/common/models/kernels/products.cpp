@@ -1,0 +1,299 @@
+// Products of bfloat16 matrices, added up in float32 along their whole depth in one order: a row of
+// the result has the same bits whatever rows are computed beside it.
+//
+// A tile of ROWS x COLUMNS sums stays in registers. What it reads on the right side is packed:
+// panels of COLUMNS columns, each of them pairs of numbers along the depth (a "word", as
+// vdpbf16ps multiplies them), COLUMNS words after each other.
+//
+// Where the processor has matrix tiles (AMX), or no bfloat16 products, PyTorch's library is faster.
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && \
+    !defined(__AMX_BF16__)
+#define HAS_PRODUCTS 1
+#else
+#define HAS_PRODUCTS 0
+#endif
+
+extern "C" {
+extern const int has_products = HAS_PRODUCTS;
+}
+
+#if HAS_PRODUCTS
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+constexpr long ROWS = 9, VECTORS = 3, LANES = 16, COLUMNS = VECTORS * LANES;
+constexpr long DEPTH = 1536;     // of a block whose panel stays in the second cache
+constexpr long HEIGHT = 1008;    // rows whose sums stay there while the depth is longer than a block
+constexpr long STRIPE_TILES = 8; // of packed rows that use a panel one after the other
+
+typedef uint16_t Half;
+
+struct Term {  // of a sum of products: [rows, depth] times [depth, columns], both in rows
+    const Half* left;
+    const Half* right;
+    long left_row, right_row, depth;
+};
+
+enum class Right : int { packed, transposed, plain };  // transposed: [columns, depth] in rows
+
+long ceil_div(long a, long b) { return (a + b - 1) / b; }
+
+__mmask16 first_lanes(long count) {
+    return count >= LANES ? 0xffff : count <= 0 ? 0 : (1u << count) - 1;
+}
+
+// Memory of a thread that stays: to ask for it anew costs pages.
+struct Scratch {
+    void* at = nullptr;
+    long size = 0;
+    template <class T>
+    T* room(long count) {
+        long bytes = ceil_div(count * (long)sizeof(T), 4096) * 4096;
+        if (bytes > size) {
+            free(at);
+            at = aligned_alloc(4096, bytes);
+            if (!at) abort();  // as the kernel's killer would
+            size = bytes;
+        }
+        return (T*)at;
+    }
+    ~Scratch() { free(at); }
+};
+
+thread_local Scratch own_panel, own_sums, own_stripe, all_panels;
+
+// sums[COUNT, COLUMNS] = (or +=, with `adds`) rows times a panel. A word of the left side lies
+// `row` numbers after that of the row above it, and `step` after the one before it.
+template <int COUNT>
+void tile(const Half* left, long row, long step, const Half* panel, long words, float* sums,
+          long sums_row, bool adds) {
+    __m512 total[COUNT][VECTORS];
+    for (int r = 0; r < COUNT; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            total[r][v] = _mm512_setzero_ps();
+            _mm_prefetch((const char*)(sums + r * sums_row + v * LANES), _MM_HINT_ET0);
+        }
+    for (long w = 0; w < words; w++) {
+        __m512bh columns[VECTORS];
+        for (int v = 0; v < VECTORS; v++)
+            columns[v] = (__m512bh)_mm512_load_si512(panel + (w * VECTORS + v) * 2 * LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < COUNT; r++) {
+            int word;
+            memcpy(&word, left + r * row + w * step, sizeof word);
+            __m512bh repeated = (__m512bh)_mm512_set1_epi32(word);
+            for (int v = 0; v < VECTORS; v++)
+                total[r][v] = _mm512_dpbf16_ps(total[r][v], repeated, columns[v]);
+        }
+    }
+    for (int r = 0; r < COUNT; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            float* to = sums + r * sums_row + v * LANES;
+            _mm512_storeu_ps(to, adds ? total[r][v] + _mm512_loadu_ps(to) : total[r][v]);
+        }
+}
+
+typedef void (*Tile)(const Half*, long, long, const Half*, long, float*, long, bool);
+const Tile TILES[] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>,
+                      tile<5>, tile<6>, tile<7>, tile<8>, tile<9>};
+static_assert(sizeof TILES / sizeof *TILES == ROWS + 1, "a tile for each number of rows");
+
+// Words from rows of [depth, count]: `width` of them after each other, 0 where there is nothing.
+void pack_rows(const Half* from, long row, long depth, long count, long width, Half* to) {
+    for (long k = 0; k < depth; k += 2, to += 2 * width, from += 2 * row)
+        for (long c = 0; c < width; c += LANES) {
+            __mmask16 given = first_lanes(count - c);
+            __m256i low = _mm256_maskz_loadu_epi16(given, from + c);
+            __m256i high = _mm256_maskz_loadu_epi16(k + 1 < depth ? given : 0, from + row + c);
+            __m512i words = _mm512_or_si512(
+                _mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+            _mm512_mask_storeu_epi32(to + 2 * c, first_lanes(width - c), words);
+        }
+}
+
+void transpose(__m512i (&rows)[LANES]) {
+    __m512i pairs[LANES], quads[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < LANES; i += 4)
+        for (int j = 0; j < 2; j++) {
+            quads[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
+            quads[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
+        }
+    for (int i = 0; i < LANES; i += 8)
+        for (int j = 0; j < 4; j++) {
+            pairs[i + j] = _mm512_shuffle_i32x4(quads[i + j], quads[i + j + 4], 0x88);
+            pairs[i + j + 4] = _mm512_shuffle_i32x4(quads[i + j], quads[i + j + 4], 0xdd);
+        }
+    for (int j = 0; j < 8; j++) {
+        rows[j] = _mm512_shuffle_i32x4(pairs[j], pairs[j + 8], 0x88);
+        rows[j + 8] = _mm512_shuffle_i32x4(pairs[j], pairs[j + 8], 0xdd);
+    }
+}
+
+// A panel from rows of [count, depth].
+void pack_columns(const Half* from, long row, long depth, long count, Half* to) {
+    for (long k = 0; k < depth; k += 2 * LANES) {
+        long words = std::min(LANES, (depth - k) / 2);
+        for (long v = 0; v < VECTORS; v++) {
+            __m512i lines[LANES];
+            for (long i = 0; i < LANES; i++)
+                lines[i] = v * LANES + i < count
+                               ? _mm512_maskz_loadu_epi32(first_lanes(words),
+                                                          from + (v * LANES + i) * row + k)
+                               : _mm512_setzero_si512();
+            transpose(lines);
+            for (long w = 0; w < words; w++)
+                _mm512_store_si512(to + ((k / 2 + w) * VECTORS + v) * 2 * LANES, lines[w]);
+        }
+    }
+}
+
+// The part of a panel from `k` on, packed into `room` if it isn't yet.
+const Half* panel_of(const Term& term, Right right, long column, long k, long depth, long count,
+                     Half* room) {
+    switch (right) {
+        case Right::packed:
+            return term.right + column * term.depth + k * COLUMNS;
+        case Right::transposed:
+            pack_columns(term.right + column * term.right_row + k, term.right_row, depth, count,
+                         room);
+            return room;
+        default:
+            pack_rows(term.right + k * term.right_row + column, term.right_row, depth, count,
+                      COLUMNS, room);
+            return room;
+    }
+}
+
+void prefetch(const Half* from, long count) {
+    for (long i = 0; i < count; i += 32) _mm_prefetch((const char*)(from + i), _MM_HINT_T1);
+}
+
+// out[rows, count] = sums + bias, rounded.
+void round_sums(const float* sums, const Half* bias, long rows, long count, Half* out, long row) {
+    for (long c = 0; c < count; c += LANES) {
+        __mmask16 given = first_lanes(count - c);
+        __m512 added = _mm512_setzero_ps();
+        if (bias)
+            added = (__m512)_mm512_slli_epi32(
+                _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(given, bias + c)), 16);
+        for (long r = 0; r < rows; r++) {
+            __m512 found = _mm512_loadu_ps(sums + r * COLUMNS + c) + added;
+            _mm256_mask_storeu_epi16(out + r * row + c, given,
+                                     (__m256i)_mm512_cvtneps_pbh(found));
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// out[rows, columns] = the sum of the terms' products, + bias.
+void sum_of_products(const Term* terms, long num_terms, int right, const Half* bias, Half* out,
+                     long out_row, long rows, long columns, int threads) {
+    long panels = ceil_div(columns, COLUMNS);
+    long parts = std::max(ceil_div(rows, HEIGHT), ceil_div(threads, panels));
+    long deepest = 0;
+    for (long t = 0; t < num_terms; t++) deepest = std::max(deepest, terms[t].depth);
+#pragma omp parallel num_threads(threads)
+    {
+        Half* room = own_panel.room<Half>(COLUMNS * std::min(DEPTH, deepest));
+        float* sums = own_sums.room<float>(ceil_div(rows, parts) * COLUMNS);
+#pragma omp for schedule(dynamic, 1)
+        for (long item = 0; item < panels * parts; item++) {
+            long column = item / parts * COLUMNS, part = item % parts;
+            long count = std::min(COLUMNS, columns - column);
+            long top = part * rows / parts, height = (part + 1) * rows / parts - top;
+            long tiles = ceil_div(height, ROWS);
+            for (long t = 0; t < num_terms; t++) {
+                const Term& term = terms[t];
+                long ahead = column + threads * COLUMNS;  // the panel that comes after this one
+                bool has_ahead = (Right)right == Right::packed && ahead < columns;
+                for (long k = 0; k < term.depth; k += DEPTH) {
+                    long depth = std::min(DEPTH, term.depth - k);
+                    const Half* panel =
+                        panel_of(term, (Right)right, column, k, depth, count, room);
+                    bool is_last = t + 1 == num_terms && k + depth == term.depth;
+                    for (long i = 0; i < tiles; i++) {
+                        long first = i * height / tiles, next = (i + 1) * height / tiles;
+                        float* own = sums + first * COLUMNS;
+                        if (has_ahead) {
+                            long share = ceil_div(depth * COLUMNS, tiles);
+                            prefetch(term.right + ahead * term.depth + k * COLUMNS + i * share,
+                                     share);
+                        }
+                        TILES[next - first](term.left + (top + first) * term.left_row + k,
+                                            term.left_row, 2, panel, depth / 2, own, COLUMNS,
+                                            t > 0 || k > 0);
+                        if (is_last)
+                            round_sums(own, bias ? bias + column : nullptr, next - first, count,
+                                       out + (top + first) * out_row + column, out_row);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// total[height, width] += left[depth, height]^T right[depth, width], in float32.
+void add_transposed_product(const Half* left, long left_row, const Half* right, long right_row,
+                            float* total, long total_row, long depth, long height, long width,
+                            int threads) {
+    long panels = ceil_div(width, COLUMNS), tiles = ceil_div(height, ROWS);
+    long stripes = std::min(tiles, ceil_div(ceil_div(tiles, STRIPE_TILES), threads) * threads);
+    long deepest = ceil_div(std::min(DEPTH, depth), 2) * 2;
+    Half* packed = all_panels.room<Half>(panels * COLUMNS * deepest);
+#pragma omp parallel num_threads(threads)
+    {
+        Half* stripe = own_stripe.room<Half>(ceil_div(tiles, stripes) * ROWS * deepest);
+        float edge[ROWS * COLUMNS];
+        for (long k = 0; k < depth; k += DEPTH) {
+            long now = std::min(DEPTH, depth - k), words = ceil_div(now, 2);
+            long panel_size = 2 * words * COLUMNS, rows_size = 2 * words * ROWS;
+#pragma omp for schedule(static)
+            for (long p = 0; p < panels; p++)
+                pack_rows(right + k * right_row + p * COLUMNS, right_row, now,
+                          width - p * COLUMNS, COLUMNS, packed + p * panel_size);
+#pragma omp for schedule(static)
+            for (long s = 0; s < stripes; s++) {
+                long first = s * tiles / stripes, last = (s + 1) * tiles / stripes;
+                for (long i = first; i < last; i++)
+                    pack_rows(left + k * left_row + i * ROWS, left_row, now, height - i * ROWS,
+                              ROWS, stripe + (i - first) * rows_size);
+                for (long p = 0; p < panels; p++)
+                    for (long i = first; i < last; i++) {
+                        long rows = std::min(ROWS, height - i * ROWS);
+                        long columns = std::min(COLUMNS, width - p * COLUMNS);
+                        float* to = total + i * ROWS * total_row + p * COLUMNS;
+                        bool is_whole = columns == COLUMNS;
+                        TILES[rows](stripe + (i - first) * rows_size, 2, 2 * ROWS,
+                                    packed + p * panel_size, words, is_whole ? to : edge,
+                                    is_whole ? total_row : COLUMNS, is_whole);
+                        for (long r = 0; r < rows && !is_whole; r++)
+                            for (long c = 0; c < columns; c++)
+                                to[r * total_row + c] += edge[r * COLUMNS + c];
+                    }
+            }
+        }
+    }
+}
+
+// All panels of [columns, depth].
+void pack_panels(const Half* from, long from_row, long columns, long depth, Half* to, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long column = 0; column < columns; column += COLUMNS)
+        pack_columns(from + column * from_row, from_row, depth, columns - column,
+                     to + column * depth);
+}
+}
+#endif

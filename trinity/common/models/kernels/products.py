@@ -1,0 +1,171 @@
+"""Products of bfloat16 matrices on the CPU: by compiled kernels where they beat PyTorch's.
+
+That is where the processor multiplies bfloat16 vectors (AVX-512 BF16) but has no matrix tiles. There
+a row of a product has the same bits whatever rows are beside it. Elsewhere, and for other dtypes,
+PyTorch's products do the work.
+
+Shape letters: M = rows (tokens), K = depth, N = columns of the result.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity.common.models.kernels.library import library
+
+_COLUMNS = 48  # of a panel, as the compiled kernels pack them
+_PACKED, _TRANSPOSED, _PLAIN = range(3)
+_PIECE_ELEMENTS = 1 << 21  # of a transposed product that PyTorch makes at a time
+
+
+def linear(rows: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """``rows @ weight.T + bias``, without gradient; rows are [..., K]."""
+    rows_MK = rows.reshape(-1, rows.shape[-1])
+    if not are_fit(rows_MK, weight_NK):
+        return torch.nn.functional.linear(rows, weight_NK, bias_N)
+    out = rows.new_empty(*rows.shape[:-1], len(weight_NK))
+    return _sum(out, ((rows_MK, weight_NK),), _TRANSPOSED, bias_N)
+
+
+def sum_of_products(*pairs: tuple[Tensor, Tensor]) -> Tensor:
+    """The sum of ``rows_MK @ weight_KN`` over pairs, rounded once where the kernels do it."""
+    if are_fit(*(tensor for pair in pairs for tensor in pair)) and all(
+        rows.shape[1] % 2 == 0 for rows, _ in pairs
+    ):
+        out = pairs[0][0].new_empty(len(pairs[0][0]), pairs[0][1].shape[1])
+        return _sum(out, pairs, _PLAIN, None)
+    (rows, weight), *others = pairs
+    out = rows @ weight
+    for rows, weight in others:
+        out.addmm_(rows, weight)
+    return out
+
+
+def add_transposed_product(total_KN: Tensor, left_MK: Tensor, right_MN: Tensor) -> None:
+    """``total += left.T @ right``; the total is float32 and takes sums that nothing rounded.
+
+    On a CPU PyTorch's way makes some rows at a time: the product is never there as a whole. (On a
+    GPU rows that begin at odd places would take kernels of a third of the speed.)
+    """
+    if total_KN.is_cuda:
+        total_KN.add_(left_MK.t() @ right_MN)
+        return
+    if total_KN.is_contiguous() and are_fit(left_MK, right_MN):
+        kernel = _kernel("add_transposed_product")
+        left, right, total = left_MK.data_ptr(), right_MN.data_ptr(), total_KN.data_ptr()
+        strides = (left_MK.stride(0), right_MN.stride(0), total_KN.stride(0))
+        sizes = (len(left_MK), *total_KN.shape)
+        kernel(left, strides[0], right, strides[1], total, strides[2], *sizes, _num_threads())
+        return
+    step = max(1, _PIECE_ELEMENTS // right_MN.shape[1])
+    for first in range(0, len(total_KN), step):
+        now = slice(first, first + step)
+        total_KN[now].add_(left_MK[:, now].t() @ right_MN)
+
+
+class PackedWeight:
+    """A weight in the order in which the compiled kernels read it.
+
+    Args:
+        weight_NK: In bfloat16, on the CPU; `are_fit` was asked.
+    """
+
+    def __init__(self, weight_NK: Tensor) -> None:
+        self._shape = weight_NK.shape
+        panels = -(-self._shape[0] // _COLUMNS)
+        self._panels = weight_NK.new_empty(panels * _COLUMNS, self._shape[1])
+        self.pack(weight_NK)
+
+    def pack(self, weight_NK: Tensor) -> None:
+        """Hold another weight of the shape."""
+        weight_NK = weight_NK.contiguous()
+        kernel = _kernel("pack_panels")
+        kernel(
+            weight_NK.data_ptr(),
+            weight_NK.stride(0),
+            *self._shape,
+            self._panels.data_ptr(),
+            _num_threads(),
+        )
+
+    def unpacked(self) -> Tensor:
+        """The weight as it was given: a copy."""
+        words = self._panels.view(torch.int32).view(-1, self._shape[1] // 2, _COLUMNS)
+        flat = words.transpose(1, 2).reshape(-1).view(torch.bfloat16)
+        return flat[: self._shape.numel()].view(self._shape)
+
+    def linear(self, rows: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """As `linear` of the weight, with the same bits; rows in another layout are copied."""
+        rows_MK = rows.reshape(-1, rows.shape[-1])
+        if rows_MK.stride(1) != 1:
+            rows_MK = rows_MK.contiguous()
+        out = rows.new_empty(*rows.shape[:-1], self._shape[0])
+        return _sum(out, ((rows_MK, self._panels),), _PACKED, bias_N)
+
+
+def are_fit(*matrices: Tensor) -> bool:
+    """Whether the compiled kernels take these: bfloat16, on the CPU, of whole words along rows."""
+    return (
+        all(
+            m.dtype is torch.bfloat16 and m.is_cpu and m.stride(1) == 1 and m.shape[1] % 2 == 0
+            for m in matrices
+        )
+        and _has_products()
+    )
+
+
+class _Term(ctypes.Structure):
+    _fields_ = (
+        ("left", ctypes.c_void_p),
+        ("right", ctypes.c_void_p),
+        ("left_row", ctypes.c_long),
+        ("right_row", ctypes.c_long),
+        ("depth", ctypes.c_long),
+    )
+
+
+def _sum(
+    out: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], right: int, bias: Tensor | None
+) -> Tensor:
+    """Fill ``out`` [..., N], and return it."""
+    terms = (_Term * len(pairs))(
+        *(
+            _Term(a.data_ptr(), b.data_ptr(), a.stride(0), b.stride(0), a.shape[1])
+            for a, b in pairs
+        )
+    )
+    added = 0 if bias is None else bias.data_ptr()
+    kernel = _kernel("sum_of_products")
+    num_rows, num_columns = len(pairs[0][0]), out.shape[-1]
+    place = (out.data_ptr(), num_columns, num_rows, num_columns)
+    kernel(terms, len(pairs), right, added, *place, _num_threads())
+    return out
+
+
+@cache
+def _has_products() -> bool:
+    found = library()
+    return found is not None and bool(ctypes.c_int.in_dll(found, "has_products").value)
+
+
+_P, _L, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+_ARGUMENTS = {
+    "sum_of_products": (_P, _L, _I, _P, _P, _L, _L, _L, _I),
+    "add_transposed_product": (_P, _L, _P, _L, _P, _L, _L, _L, _L, _I),
+    "pack_panels": (_P, _L, _L, _L, _P, _I),
+}
+
+
+@cache
+def _kernel(name: str) -> Any:  # a function of C
+    found = getattr(library(), name)
+    found.argtypes, found.restype = _ARGUMENTS[name], None
+    return found
+
+
+def _num_threads() -> int:
+    return torch.get_num_threads()
