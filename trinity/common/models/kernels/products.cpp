@@ -28,6 +28,7 @@ extern const int has_products = HAS_PRODUCTS;
 namespace {
 
 constexpr long ROWS = 9, VECTORS = 3, LANES = 16, COLUMNS = VECTORS * LANES;
+constexpr long LINE = 32;  // numbers of a line of the cache
 constexpr long DEPTH = 1536;     // of a block whose panel stays in the second cache
 constexpr long HEIGHT = 1008;    // rows whose sums stay there while the depth is longer than a block
 constexpr long STRIPE_TILES = 8; // of packed rows that use a panel one after the other
@@ -80,6 +81,10 @@ void tile(const Half* left, long row, long step, const Half* panel, long words, 
             _mm_prefetch((const char*)(sums + r * sums_row + v * LANES), _MM_HINT_ET0);
         }
     for (long w = 0; w < words; w++) {
+        if (w % 16 == 0)
+#pragma GCC unroll 16
+            for (int r = 0; r < COUNT; r++)
+                _mm_prefetch((const char*)(left + (r + COUNT) * row + w * step), _MM_HINT_T0);
         __m512bh columns[VECTORS];
         for (int v = 0; v < VECTORS; v++)
             columns[v] = (__m512bh)_mm512_load_si512(panel + (w * VECTORS + v) * 2 * LANES);
@@ -157,26 +162,55 @@ void pack_columns(const Half* from, long row, long depth, long count, Half* to) 
     }
 }
 
-// The part of a panel from `k` on, packed into `room` if it isn't yet.
-const Half* panel_of(const Term& term, Right right, long column, long k, long depth, long count,
-                     Half* room) {
-    switch (right) {
-        case Right::packed:
-            return term.right + column * term.depth + k * COLUMNS;
-        case Right::transposed:
-            pack_columns(term.right + column * term.right_row + k, term.right_row, depth, count,
-                         room);
-            return room;
-        default:
-            pack_rows(term.right + k * term.right_row + column, term.right_row, depth, count,
-                      COLUMNS, room);
-            return room;
-    }
+// Lines of `count` numbers of each row, which will be written.
+void prefetch_rows(const Half* from, long row, long rows, long count) {
+    for (long r = 0; r < rows; r++)
+        for (long c = 0; c < count; c += LINE)
+            _mm_prefetch((const char*)(from + r * row + c), _MM_HINT_ET0);
 }
 
-void prefetch(const Half* from, long count) {
-    for (long i = 0; i < count; i += 32) _mm_prefetch((const char*)(from + i), _MM_HINT_T1);
-}
+// Of the right side of a term, the rows of the product from `k` on.
+struct Block {
+    const Term* term;
+    Right right;
+    long k, depth;
+
+    // A panel of it, packed into `room` if it isn't yet.
+    const Half* panel(long column, long count, Half* room) const {
+        const Half* from = term->right;
+        long row = term->right_row;
+        switch (right) {
+            case Right::packed:
+                return from + column * term->depth + k * COLUMNS;
+            case Right::transposed:
+                pack_columns(from + column * row + k, row, depth, count, room);
+                return room;
+            default:
+                pack_rows(from + k * row + column, row, depth, count, COLUMNS, room);
+                return room;
+        }
+    }
+
+    // Part `i` of `parts` of a panel on its way to the cache.
+    void prefetch(long column, long columns, long i, long parts) const {
+        long row = term->right_row, count = std::min(COLUMNS, columns - column);
+        if (right == Right::packed) {
+            const Half* from = term->right + column * term->depth + k * COLUMNS;
+            for (long j = i * depth / parts * COLUMNS; j < (i + 1) * depth / parts * COLUMNS;
+                 j += LINE)
+                _mm_prefetch((const char*)(from + j), _MM_HINT_T1);
+        } else if (right == Right::transposed) {
+            for (long c = i * count / parts; c < (i + 1) * count / parts; c++)
+                for (long j = 0; j < depth; j += LINE)
+                    _mm_prefetch((const char*)(term->right + (column + c) * row + k + j),
+                                 _MM_HINT_T1);
+        } else {
+            for (long j = k + i * depth / parts; j < k + (i + 1) * depth / parts; j++)
+                for (long c = 0; c < count; c += LINE)
+                    _mm_prefetch((const char*)(term->right + j * row + column + c), _MM_HINT_T1);
+        }
+    }
+};
 
 // out[rows, count] = sums + bias, rounded.
 void round_sums(const float* sums, const Half* bias, long rows, long count, Half* out, long row) {
@@ -201,46 +235,42 @@ extern "C" {
 // out[rows, columns] = the sum of the terms' products, + bias.
 void sum_of_products(const Term* terms, long num_terms, int right, const Half* bias, Half* out,
                      long out_row, long rows, long columns, int threads) {
-    long panels = ceil_div(columns, COLUMNS);
-    long parts = std::max(ceil_div(rows, HEIGHT), ceil_div(threads, panels));
     long deepest = 0;
     for (long t = 0; t < num_terms; t++) deepest = std::max(deepest, terms[t].depth);
+    bool is_one_block = num_terms == 1 && deepest <= DEPTH;  // sums need not wait for others
+    long panels = ceil_div(columns, COLUMNS);
+    long parts = std::max(is_one_block ? 1 : ceil_div(rows, HEIGHT), ceil_div(threads, panels));
 #pragma omp parallel num_threads(threads)
     {
         Half* room = own_panel.room<Half>(COLUMNS * std::min(DEPTH, deepest));
-        float* sums = own_sums.room<float>(ceil_div(rows, parts) * COLUMNS);
-#pragma omp for schedule(dynamic, 1)
-        for (long item = 0; item < panels * parts; item++) {
-            long column = item / parts * COLUMNS, part = item % parts;
-            long count = std::min(COLUMNS, columns - column);
+        float* sums = own_sums.room<float>((is_one_block ? ROWS : ceil_div(rows, parts)) * COLUMNS);
+        // Two panels after each other by the same thread: they share lines of the result.
+#pragma omp for schedule(dynamic, 2)
+        for (long item = 0; item < parts * panels; item++) {
+            long part = item / panels, panel = item % panels, column = panel * COLUMNS;
+            long ahead = panel + (panel % 2 ? 2 * threads - 1 : 1);
             long top = part * rows / parts, height = (part + 1) * rows / parts - top;
-            long tiles = ceil_div(height, ROWS);
-            for (long t = 0; t < num_terms; t++) {
-                const Term& term = terms[t];
-                long ahead = column + threads * COLUMNS;  // the panel that comes after this one
-                bool has_ahead = (Right)right == Right::packed && ahead < columns;
-                for (long k = 0; k < term.depth; k += DEPTH) {
-                    long depth = std::min(DEPTH, term.depth - k);
-                    const Half* panel =
-                        panel_of(term, (Right)right, column, k, depth, count, room);
-                    bool is_last = t + 1 == num_terms && k + depth == term.depth;
+            long tiles = ceil_div(height, ROWS), count = std::min(COLUMNS, columns - column);
+            for (long t = 0; t < num_terms; t++)
+                for (long k = 0; k < terms[t].depth; k += DEPTH) {
+                    const Term& term = terms[t];
+                    Block block{&term, (Right)right, k, std::min(DEPTH, term.depth - k)};
+                    const Half* packed = block.panel(column, count, room);
+                    bool is_last = t + 1 == num_terms && k + block.depth == term.depth;
                     for (long i = 0; i < tiles; i++) {
                         long first = i * height / tiles, next = (i + 1) * height / tiles;
-                        float* own = sums + first * COLUMNS;
-                        if (has_ahead) {
-                            long share = ceil_div(depth * COLUMNS, tiles);
-                            prefetch(term.right + ahead * term.depth + k * COLUMNS + i * share,
-                                     share);
-                        }
+                        float* own = sums + (is_one_block ? 0 : first * COLUMNS);
+                        Half* to = out + (top + first) * out_row + column;
+                        if (ahead < panels) block.prefetch(ahead * COLUMNS, columns, i, tiles);
+                        if (is_last) prefetch_rows(to, out_row, next - first, count);
                         TILES[next - first](term.left + (top + first) * term.left_row + k,
-                                            term.left_row, 2, panel, depth / 2, own, COLUMNS,
+                                            term.left_row, 2, packed, block.depth / 2, own, COLUMNS,
                                             t > 0 || k > 0);
                         if (is_last)
-                            round_sums(own, bias ? bias + column : nullptr, next - first, count,
-                                       out + (top + first) * out_row + column, out_row);
+                            round_sums(own, bias ? bias + column : nullptr, next - first, count, to,
+                                       out_row);
                     }
                 }
-            }
         }
     }
 }
