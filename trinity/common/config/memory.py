@@ -16,7 +16,7 @@ from trinity.common.config.shape import ModelShape
 from trinity.common.config.training import PartSettings, training_settings
 from trinity.common.constants import EngineType, SyncMethod
 
-_CPU_LOGITS = 20_000_000  # at a time
+_CPU_LOGITS = 26_000_000  # at a time
 _GPU_LOGITS = 2**31  # at a time, in two chunks
 _CONTEXT = 600 * 2**20
 _CPU_LIBRARIES = 400 * 2**20

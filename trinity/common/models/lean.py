@@ -6,7 +6,7 @@ sampled with. For the backward pass they keep what goes into them.
 Shape letters: M = tokens, D = hidden size, F = intermediate size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,11 +41,13 @@ class LeanLinear(nn.Linear):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
 
+    @property
+    def factor(self) -> Tensor:
+        """The weight as `kernels.linear` takes it."""
+        return self.weight
+
     def forward(self, hidden: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return kernels.linear(hidden, self.weight, self.bias)
-        out: Tensor = _Linear.apply(hidden, self.weight, self.bias)
-        return out
+        return _linears(hidden, self)[0]
 
 
 class LeanRMSNorm(nn.Module):
@@ -73,9 +75,8 @@ class LeanGatedMLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
-            out: Tensor = self.down_proj(
-                kernels.silu_mul(self.gate_proj(hidden), self.up_proj(hidden))
-            )
+            gate, up = _linears(hidden, self.gate_proj, self.up_proj)
+            out: Tensor = self.down_proj(kernels.silu_mul(gate, up))
             return out
         weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
         out = _GatedMLP.apply(hidden, *weights)
@@ -116,8 +117,8 @@ class LeanAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """[B, N, D] hidden states in and out, and what the attention function says of weights."""
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        parts = [p(hidden_states).view(shape) for p in (self.q_proj, self.k_proj, self.v_proj)]
-        query, key, value = parts
+        parts = _linears(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = (part.view(shape) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         cosine, sine = (_rows(part.expand(*shape[:-2], -1)) for part in position_embeddings)
@@ -139,6 +140,19 @@ class LeanAttention(nn.Module):
             **options,
         )
         return self.o_proj(out.reshape(*shape[:-2], -1)), weights
+
+
+def _linears(hidden: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
+    """What several linear layers make of their common input: at once where they can."""
+    if torch.is_grad_enabled():
+        if all(type(layer) is LeanLinear for layer in layers):
+            parameters = (p for layer in layers for p in (layer.weight, layer.bias))
+            out: tuple[Tensor, ...] = _Linears.apply(hidden, *parameters)
+            return out
+    elif all(getattr(layer, "factor", None) is not None for layer in layers):
+        pairs = ((layer.factor, layer.bias) for layer in layers)
+        return kernels.linears(hidden, *pairs)  # type: ignore[arg-type]  # of linear layers
+    return [layer(hidden) for layer in layers]
 
 
 def _replace(model: nn.Module, find: Callable[[nn.Module], nn.Module | None]) -> int:
@@ -226,23 +240,29 @@ def _is_close(found: Tensor, wanted: Tensor) -> bool:
     return bool(gap < _TOLERANCES.get(dtype, 0))
 
 
-class _Linear(torch.autograd.Function):
+class _Linears(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(hidden, weight)
-        return kernels.linear(hidden, weight, bias)
+    def forward(ctx: Any, hidden: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
+        weights, biases = parameters[::2], parameters[1::2]
+        ctx.save_for_backward(hidden, *weights)
+        return tuple(kernels.linears(hidden, *zip(weights, biases, strict=True)))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight_NK = ctx.saved_tensors
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad
-        grad_MN = _rows(grad)
-        grad_hidden = kernels.sum_of_products((grad_MN, weight_NK)) if wants_hidden else None
-        grad_weight = product_gradient(weight_NK, grad_MN, _rows(hidden)) if wants_weight else None
-        grad_bias = grad_MN.sum(dim=0) if wants_bias else None
-        at_hidden = None if grad_hidden is None else grad_hidden.view_as(hidden)
-        return at_hidden, grad_weight, grad_bias
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, *weights = ctx.saved_tensors
+        wants_hidden, *wants = ctx.needs_input_grad
+        rows = [_rows(grad) for grad in grads]
+        found: list[Tensor | None] = [None]
+        if wants_hidden:
+            pairs = zip(rows, weights, strict=True)
+            found = [kernels.sum_of_products(*pairs).view_as(hidden)]
+        for grad, weight, wants_weight, wants_bias in zip(
+            rows, weights, wants[::2], wants[1::2], strict=True
+        ):
+            found.append(product_gradient(weight, grad, _rows(hidden)) if wants_weight else None)
+            found.append(grad.sum(dim=0) if wants_bias else None)
+        return tuple(found)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -284,7 +304,7 @@ class _GatedMLP(torch.autograd.Function):
         ctx: Any, hidden: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor
     ) -> Tensor:
         hidden_MD = _rows(hidden)
-        gate_MF, up_MF = (kernels.linear(hidden_MD, weight) for weight in (gate_FD, up_FD))
+        gate_MF, up_MF = kernels.linears(hidden_MD, (gate_FD, None), (up_FD, None))
         ctx.save_for_backward(hidden_MD, gate_MF, up_MF, gate_FD, up_FD, down_DF)
         out_MD = kernels.linear(kernels.silu_mul(gate_MF, up_MF), down_DF)
         return out_MD.view(*hidden.shape[:-1], -1)

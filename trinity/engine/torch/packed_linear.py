@@ -9,6 +9,7 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
+from trinity.common.models import kernels
 from trinity.common.models.kernels.products import PackedWeight, are_fit
 from trinity.common.models.lean import LeanLinear
 
@@ -39,7 +40,14 @@ class PackedLinear(nn.Module):
         """The weight as it was given, bit for bit: a copy."""
         return self._packed.unpacked()
 
+    @property
+    def factor(self) -> PackedWeight | None:
+        """The weight as `kernels.linear` takes it, if it does."""
+        return self._packed if isinstance(self._packed, PackedWeight) else None
+
     def forward(self, rows: Tensor) -> Tensor:
+        if isinstance(self._packed, PackedWeight):
+            return kernels.linear(rows, self._packed, self.bias)
         return self._packed.linear(rows, self.bias)
 
 

@@ -40,7 +40,7 @@ def test_linear(rows, depth, columns, has_bias):
     found = kernels.linear(x, weight, bias)
     assert gap(found, wanted) < 4e-3
     packed = kernels.PackedWeight(weight)
-    assert torch.equal(packed.linear(x, bias), found)
+    assert torch.equal(kernels.linear(x, packed, bias), found)
     assert torch.equal(packed.unpacked(), weight)
 
 
@@ -72,7 +72,7 @@ def test_columns_of_wider_matrices_and_heads_of_shapes_are_taken():
 
 @settings(max_examples=30, deadline=None)
 @given(
-    first=st.integers(0, 40), count=st.integers(1, 30), after=st.integers(0, 40), seed=st.integers()
+    first=st.integers(0, 40), count=st.integers(1, 30), after=st.integers(0, 40), seed=st.integers(0, 99)
 )
 def test_the_bits_of_a_row_do_not_depend_on_the_batch(first, count, after, seed):
     torch.manual_seed(seed)
@@ -93,6 +93,15 @@ def test_bits_do_not_depend_on_threads(threads):
     torch.set_num_threads(before)
     assert torch.equal(*totals)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_several_layers_give_what_each_gives_alone():
+    x, weights = halves(70, 64), [halves(n, 64) for n in (96, 33, 200)]
+    biases = [halves(96), None, halves(200)]
+    layers = [*zip(weights, biases, strict=True), (kernels.PackedWeight(weights[1]), None)]
+    wanted = [kernels.linear(x, weight, bias) for weight, bias in layers]
+    found = kernels.linears(x, *layers)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_odd_depths_are_left_to_pytorch():

@@ -15,6 +15,7 @@ from trinity.common.models.kernels.products import (
     PackedWeight,
     add_transposed_product,
     linear,
+    linears,
     sum_of_products,
 )
 
@@ -22,6 +23,7 @@ __all__ = [
     "PackedWeight",
     "add_transposed_product",
     "linear",
+    "linears",
     "logit_gradient_inplace",
     "rms_norm",
     "rms_norm_backward",

@@ -228,49 +228,75 @@ void round_sums(const float* sums, const Half* bias, long rows, long count, Half
     }
 }
 
+// out[rows, columns] = the sum of the terms' products, + bias.
+struct Product {
+    const Term* terms;
+    long num_terms;
+    Right right;
+    const Half* bias;
+    Half* out;
+    long out_row, columns;
+
+    // `height` rows from `top` on of the panel at `column`; the one at `ahead` comes after it.
+    void compute_panel(long column, long ahead, long top, long height, Half* room, float* sums,
+                       bool is_one_block) const {
+        long tiles = ceil_div(height, ROWS), count = std::min(COLUMNS, columns - column);
+        for (long t = 0; t < num_terms; t++)
+            for (long k = 0; k < terms[t].depth; k += DEPTH) {
+                const Term& term = terms[t];
+                Block block{&term, right, k, std::min(DEPTH, term.depth - k)};
+                const Half* packed = block.panel(column, count, room);
+                bool is_last = t + 1 == num_terms && k + block.depth == term.depth;
+                for (long i = 0; i < tiles; i++) {
+                    long first = i * height / tiles, next = (i + 1) * height / tiles;
+                    float* own = sums + (is_one_block ? 0 : first * COLUMNS);
+                    Half* to = out + (top + first) * out_row + column;
+                    if (ahead < columns) block.prefetch(ahead, columns, i, tiles);
+                    if (is_last) prefetch_rows(to, out_row, next - first, count);
+                    TILES[next - first](term.left + (top + first) * term.left_row + k,
+                                        term.left_row, 2, packed, block.depth / 2, own, COLUMNS,
+                                        t > 0 || k > 0);
+                    if (is_last)
+                        round_sums(own, bias ? bias + column : nullptr, next - first, count, to,
+                                   out_row);
+                }
+            }
+    }
+};
+
 }  // namespace
 
 extern "C" {
 
-// out[rows, columns] = the sum of the terms' products, + bias.
-void sum_of_products(const Term* terms, long num_terms, int right, const Half* bias, Half* out,
-                     long out_row, long rows, long columns, int threads) {
-    long deepest = 0;
-    for (long t = 0; t < num_terms; t++) deepest = std::max(deepest, terms[t].depth);
-    bool is_one_block = num_terms == 1 && deepest <= DEPTH;  // sums need not wait for others
-    long panels = ceil_div(columns, COLUMNS);
-    long parts = std::max(is_one_block ? 1 : ceil_div(rows, HEIGHT), ceil_div(threads, panels));
+// Each of `products`, with `rows` rows.
+void compute_products(const Product* products, long num_products, long rows, int threads) {
+    long deepest = 0, pairs = 0;
+    bool is_one_block = true;  // then sums need not wait for others
+    for (const Product* p = products; p < products + num_products; p++) {
+        for (long t = 0; t < p->num_terms; t++) deepest = std::max(deepest, p->terms[t].depth);
+        is_one_block = is_one_block && p->num_terms == 1;
+        pairs += ceil_div(p->columns, 2 * COLUMNS);
+    }
+    is_one_block = is_one_block && deepest <= DEPTH;
+    long parts = std::max(is_one_block ? 1 : ceil_div(rows, HEIGHT), ceil_div(threads, pairs));
 #pragma omp parallel num_threads(threads)
     {
         Half* room = own_panel.room<Half>(COLUMNS * std::min(DEPTH, deepest));
         float* sums = own_sums.room<float>((is_one_block ? ROWS : ceil_div(rows, parts)) * COLUMNS);
         // Two panels after each other by the same thread: they share lines of the result.
-#pragma omp for schedule(dynamic, 2)
-        for (long item = 0; item < parts * panels; item++) {
-            long part = item / panels, panel = item % panels, column = panel * COLUMNS;
-            long ahead = panel + (panel % 2 ? 2 * threads - 1 : 1);
+#pragma omp for schedule(dynamic, 1)
+        for (long item = 0; item < parts * pairs; item++) {
+            long part = item / pairs, pair = item % pairs;
+            const Product* product = products;
+            for (; pair * 2 * COLUMNS >= product->columns; product++)
+                pair -= ceil_div(product->columns, 2 * COLUMNS);
             long top = part * rows / parts, height = (part + 1) * rows / parts - top;
-            long tiles = ceil_div(height, ROWS), count = std::min(COLUMNS, columns - column);
-            for (long t = 0; t < num_terms; t++)
-                for (long k = 0; k < terms[t].depth; k += DEPTH) {
-                    const Term& term = terms[t];
-                    Block block{&term, (Right)right, k, std::min(DEPTH, term.depth - k)};
-                    const Half* packed = block.panel(column, count, room);
-                    bool is_last = t + 1 == num_terms && k + block.depth == term.depth;
-                    for (long i = 0; i < tiles; i++) {
-                        long first = i * height / tiles, next = (i + 1) * height / tiles;
-                        float* own = sums + (is_one_block ? 0 : first * COLUMNS);
-                        Half* to = out + (top + first) * out_row + column;
-                        if (ahead < panels) block.prefetch(ahead * COLUMNS, columns, i, tiles);
-                        if (is_last) prefetch_rows(to, out_row, next - first, count);
-                        TILES[next - first](term.left + (top + first) * term.left_row + k,
-                                            term.left_row, 2, packed, block.depth / 2, own, COLUMNS,
-                                            t > 0 || k > 0);
-                        if (is_last)
-                            round_sums(own, bias ? bias + column : nullptr, next - first, count, to,
-                                       out_row);
-                    }
-                }
+            for (long panel = 2 * pair; panel < 2 * pair + 2; panel++) {
+                long ahead = panel + (panel % 2 ? 2 * threads - 1 : 1);
+                if (panel * COLUMNS < product->columns)
+                    product->compute_panel(panel * COLUMNS, ahead * COLUMNS, top, height, room,
+                                           sums, is_one_block);
+            }
         }
     }
 }

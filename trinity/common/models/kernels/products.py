@@ -22,13 +22,32 @@ _PACKED, _TRANSPOSED, _PLAIN = range(3)
 _PIECE_ELEMENTS = 1 << 21  # of a transposed product that PyTorch makes at a time
 
 
-def linear(rows: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """``rows @ weight.T + bias``, without gradient; rows are [..., K]."""
+def linear(rows: Tensor, weight: "Tensor | PackedWeight", bias_N: Tensor | None = None) -> Tensor:
+    """``rows @ weight.T + bias``, without gradient; rows are [..., K], the weight [N, K]."""
+    return linears(rows, (weight, bias_N))[0]
+
+
+def linears(rows: Tensor, *layers: tuple["Tensor | PackedWeight", Tensor | None]) -> list[Tensor]:
+    """`linear` of the same rows by several layers (weight and bias) in one go."""
     rows_MK = rows.reshape(-1, rows.shape[-1])
-    if not are_fit(rows_MK, weight_NK):
-        return torch.nn.functional.linear(rows, weight_NK, bias_N)
-    out = rows.new_empty(*rows.shape[:-1], len(weight_NK))
-    return _sum(out, ((rows_MK, weight_NK),), _TRANSPOSED, bias_N)
+    if rows_MK.stride(1) != 1:
+        rows_MK = rows_MK.contiguous()
+    weights = [weight for weight, _ in layers]
+    plain = [weight for weight in weights if isinstance(weight, Tensor)]
+    if not are_fit(rows_MK, *plain):
+        assert len(plain) == len(layers), "who packs weights has rows that fit them"
+        return [torch.nn.functional.linear(rows, w, b) for w, (_, b) in zip(plain, layers)]
+    found = [rows.new_empty(*rows.shape[:-1], weight.shape[0]) for weight in weights]
+    _compute(
+        len(rows_MK),
+        *(
+            _product(out, ((rows_MK, weight),), _TRANSPOSED, bias)
+            if isinstance(weight, Tensor)
+            else _product(out, ((rows_MK, weight.panels),), _PACKED, bias)
+            for out, (weight, bias) in zip(found, layers, strict=True)
+        ),
+    )
+    return found
 
 
 def sum_of_products(*pairs: tuple[Tensor, Tensor]) -> Tensor:
@@ -37,7 +56,8 @@ def sum_of_products(*pairs: tuple[Tensor, Tensor]) -> Tensor:
         rows.shape[1] % 2 == 0 for rows, _ in pairs
     ):
         out = pairs[0][0].new_empty(len(pairs[0][0]), pairs[0][1].shape[1])
-        return _sum(out, pairs, _PLAIN, None)
+        _compute(len(out), _product(out, pairs, _PLAIN, None))
+        return out
     (rows, weight), *others = pairs
     out = rows @ weight
     for rows, weight in others:
@@ -68,43 +88,33 @@ def add_transposed_product(total_KN: Tensor, left_MK: Tensor, right_MN: Tensor) 
 
 
 class PackedWeight:
-    """A weight in the order in which the compiled kernels read it.
+    """A weight in the order in which the compiled kernels read it; products have the same bits.
+
+    Attributes:
+        shape: Of the weight.
+        panels: What the kernels read.
 
     Args:
         weight_NK: In bfloat16, on the CPU; `are_fit` was asked.
     """
 
     def __init__(self, weight_NK: Tensor) -> None:
-        self._shape = weight_NK.shape
-        panels = -(-self._shape[0] // _COLUMNS)
-        self._panels = weight_NK.new_empty(panels * _COLUMNS, self._shape[1])
+        self.shape = weight_NK.shape
+        num_panels = -(-self.shape[0] // _COLUMNS)
+        self.panels = weight_NK.new_empty(num_panels * _COLUMNS, self.shape[1])
         self.pack(weight_NK)
 
     def pack(self, weight_NK: Tensor) -> None:
         """Hold another weight of the shape."""
         weight_NK = weight_NK.contiguous()
-        kernel = _kernel("pack_panels")
-        kernel(
-            weight_NK.data_ptr(),
-            weight_NK.stride(0),
-            *self._shape,
-            self._panels.data_ptr(),
-            _num_threads(),
-        )
+        given = (weight_NK.data_ptr(), weight_NK.stride(0))
+        _kernel("pack_panels")(*given, *self.shape, self.panels.data_ptr(), _num_threads())
 
     def unpacked(self) -> Tensor:
         """The weight as it was given: a copy."""
-        words = self._panels.view(torch.int32).view(-1, self._shape[1] // 2, _COLUMNS)
+        words = self.panels.view(torch.int32).view(-1, self.shape[1] // 2, _COLUMNS)
         flat = words.transpose(1, 2).reshape(-1).view(torch.bfloat16)
-        return flat[: self._shape.numel()].view(self._shape)
-
-    def linear(self, rows: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """As `linear` of the weight, with the same bits; rows in another layout are copied."""
-        rows_MK = rows.reshape(-1, rows.shape[-1])
-        if rows_MK.stride(1) != 1:
-            rows_MK = rows_MK.contiguous()
-        out = rows.new_empty(*rows.shape[:-1], self._shape[0])
-        return _sum(out, ((rows_MK, self._panels),), _PACKED, bias_N)
+        return flat[: self.shape.numel()].view(self.shape)
 
 
 def are_fit(*matrices: Tensor) -> bool:
@@ -128,22 +138,35 @@ class _Term(ctypes.Structure):
     )
 
 
-def _sum(
+class _Product(ctypes.Structure):
+    _fields_ = (
+        ("terms", ctypes.POINTER(_Term)),
+        ("num_terms", ctypes.c_long),
+        ("right", ctypes.c_int),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("out_row", ctypes.c_long),
+        ("columns", ctypes.c_long),
+    )
+
+
+def _product(
     out: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], right: int, bias: Tensor | None
-) -> Tensor:
-    """Fill ``out`` [..., N], and return it."""
+) -> _Product:
+    """What fills ``out`` [..., N]."""
     terms = (_Term * len(pairs))(
         *(
             _Term(a.data_ptr(), b.data_ptr(), a.stride(0), b.stride(0), a.shape[1])
             for a, b in pairs
         )
     )
-    added = 0 if bias is None else bias.data_ptr()
-    kernel = _kernel("sum_of_products")
-    num_rows, num_columns = len(pairs[0][0]), out.shape[-1]
-    place = (out.data_ptr(), num_columns, num_rows, num_columns)
-    kernel(terms, len(pairs), right, added, *place, _num_threads())
-    return out
+    added, columns = None if bias is None else bias.data_ptr(), out.shape[-1]
+    return _Product(terms, len(pairs), right, added, out.data_ptr(), columns, columns)
+
+
+def _compute(num_rows: int, *products: _Product) -> None:
+    given = (_Product * len(products))(*products)
+    _kernel("compute_products")(given, len(products), num_rows, _num_threads())
 
 
 @cache
@@ -154,7 +177,7 @@ def _has_products() -> bool:
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _ARGUMENTS = {
-    "sum_of_products": (_P, _L, _I, _P, _P, _L, _L, _L, _I),
+    "compute_products": (_P, _L, _L, _I),
     "add_transposed_product": (_P, _L, _P, _L, _P, _L, _L, _L, _L, _I),
     "pack_panels": (_P, _L, _L, _L, _P, _I),
 }

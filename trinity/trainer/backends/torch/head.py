@@ -18,8 +18,8 @@ from trinity.common.models import kernels
 from trinity.common.models.gradients import gradient_of_master
 from trinity.trainer.backends.torch import head_kernels
 
-#: Logits of a chunk, for the matrix products: 40 MB in bfloat16 ...
-_CHUNK_ELEMENTS = 20_000_000
+#: Logits of a chunk, for the matrix products: 52 MB in bfloat16 ...
+_CHUNK_ELEMENTS = 26_000_000
 #: ... of which so many are worked on at a time elementwise, in float32, inside the cache.
 _CACHE_ELEMENTS = 1 << 19
 #: Logits of a chunk on a GPU: 2 GiB in bfloat16, worked on in place.
