@@ -242,7 +242,7 @@ def _is_close(found: Tensor, wanted: Tensor) -> bool:
 
 class _Linears(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, hidden: Tensor, *parameters: Any) -> tuple[Tensor, ...]:
         weights, biases = parameters[::2], parameters[1::2]
         ctx.save_for_backward(hidden, *weights)
         return tuple(kernels.linears(hidden, *zip(weights, biases, strict=True)))

@@ -81,7 +81,9 @@ def pack_linears_inplace(model: nn.Module, output_layer: nn.Module | None) -> in
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) in (nn.Linear, LeanLinear) and _is_packable(child)
+        if isinstance(child, nn.Linear)
+        and type(child) in (nn.Linear, LeanLinear)
+        and _is_packable(child)
     ]
     uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     places = [p for p in places if uses[id(p[2].weight)] == 1 or p[2] is output_layer]

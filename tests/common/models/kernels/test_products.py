@@ -1,4 +1,4 @@
-"""The compiled products against float64, and that a row's bits don't depend on the rows beside it."""
+"""The compiled products against float64; a row's bits don't depend on the rows beside it."""
 
 import pytest
 import torch
@@ -72,7 +72,10 @@ def test_columns_of_wider_matrices_and_heads_of_shapes_are_taken():
 
 @settings(max_examples=30, deadline=None)
 @given(
-    first=st.integers(0, 40), count=st.integers(1, 30), after=st.integers(0, 40), seed=st.integers(0, 99)
+    first=st.integers(0, 40),
+    count=st.integers(1, 30),
+    after=st.integers(0, 40),
+    seed=st.integers(0, 99),
 )
 def test_the_bits_of_a_row_do_not_depend_on_the_batch(first, count, after, seed):
     torch.manual_seed(seed)

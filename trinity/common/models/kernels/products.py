@@ -1,8 +1,8 @@
 """Products of bfloat16 matrices on the CPU: by compiled kernels where they beat PyTorch's.
 
-That is where the processor multiplies bfloat16 vectors (AVX-512 BF16) but has no matrix tiles. There
-a row of a product has the same bits whatever rows are beside it. Elsewhere, and for other dtypes,
-PyTorch's products do the work.
+That is where the processor multiplies bfloat16 vectors (AVX-512 BF16) but has no matrix tiles.
+There a row of a product has the same bits whatever rows are beside it. Elsewhere, and for other
+dtypes, PyTorch's products do the work.
 
 Shape letters: M = rows (tokens), K = depth, N = columns of the result.
 """
@@ -36,7 +36,9 @@ def linears(rows: Tensor, *layers: tuple["Tensor | PackedWeight", Tensor | None]
     plain = [weight for weight in weights if isinstance(weight, Tensor)]
     if not are_fit(rows_MK, *plain):
         assert len(plain) == len(layers), "who packs weights has rows that fit them"
-        return [torch.nn.functional.linear(rows, w, b) for w, (_, b) in zip(plain, layers)]
+        biases = (bias for _, bias in layers)
+        pairs = zip(plain, biases, strict=True)
+        return [torch.nn.functional.linear(rows, weight, bias) for weight, bias in pairs]
     found = [rows.new_empty(*rows.shape[:-1], weight.shape[0]) for weight in weights]
     _compute(
         len(rows_MK),
@@ -155,10 +157,7 @@ def _product(
 ) -> _Product:
     """What fills ``out`` [..., N]."""
     terms = (_Term * len(pairs))(
-        *(
-            _Term(a.data_ptr(), b.data_ptr(), a.stride(0), b.stride(0), a.shape[1])
-            for a, b in pairs
-        )
+        *(_Term(a.data_ptr(), b.data_ptr(), a.stride(0), b.stride(0), a.shape[1]) for a, b in pairs)
     )
     added, columns = None if bias is None else bias.data_ptr(), out.shape[-1]
     return _Product(terms, len(pairs), right, added, out.data_ptr(), columns, columns)
