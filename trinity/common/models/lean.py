@@ -30,7 +30,8 @@ def make_lean_inplace(model: nn.Module) -> int:
     alike and computes something else stays as it is. Names of parameters stay too.
     """
     linears = _replace(model, _lean_linear)  # first: the others take them over
-    return linears + _replace(model, _lean)
+    others = _replace(model, _lean)
+    return linears + others + _replace(model, _lean)  # norms of heads, which attentions took over
 
 
 class LeanLinear(nn.Linear):

@@ -24,6 +24,7 @@ from trinity.common.models.kernels.attention import (
     attention,
     fits,
 )
+from trinity.common.models.kernels.decoder import DecoderPart
 from trinity.engine.torch.kv import GRAIN, TILE, KVRows, round_up
 from trinity.engine.torch.prompt_pages import PromptPages
 
@@ -105,6 +106,13 @@ class StepAttention:
         if padding:
             parts.append(query_NHD.new_zeros(padding, query_NHD.shape[1], value_NKD.shape[-1]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def parts(self, like_NKD: Tensor) -> tuple[DecoderPart, DecoderPart]:
+        """What the compiled decoder wants to know; ``like_NKD`` is like the keys to come."""
+        return (
+            _part(self.sample_tasks, len(self.sample_rows), self.samples, like_NKD),
+            _part(self.prompt_tasks, len(self.prompt_pages), self.prompts, like_NKD),
+        )
 
     def _attend_samples(
         self,
@@ -194,6 +202,14 @@ class AttentionOptions:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+
+def _part(
+    tasks: AttentionTasks, num_tokens: int, store: KVRows | PromptPages, like_NKD: Tensor
+) -> DecoderPart:
+    layers = range(store.num_layers if num_tokens else 0)
+    stored = [store.room(layer, like_NKD, like_NKD) for layer in layers]
+    return DecoderPart(tasks, num_tokens, stored)
 
 
 def _native_attention(

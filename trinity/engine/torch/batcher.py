@@ -18,11 +18,13 @@ from trinity.common.models.kernels.attention import AttentionTasks
 from trinity.common.models.loading import image_features
 from trinity.common.models.protocol import FinishReason
 from trinity.engine.torch.attention import PromptTiles, StepAttention, attending
+from trinity.engine.torch.decoder import CompiledModel, compiled_model
 from trinity.engine.torch.jobs import Job, SampleJob, SampleRows, ScoreJob
 from trinity.engine.torch.kv import GRAIN, TILE, KVRows, round_up
 from trinity.engine.torch.prompt_pages import PromptPages, PromptSlot
 from trinity.engine.torch.sampler import DrawParams, draw, padded_logits, token_logprobs, uniform
 
+_PROBE_TOKENS = 4
 _KEPT_BYTES = 2**26  # a store of this size is not worth freeing between two batches
 _TASK_QUERIES = 128  # tokens of a prompt that one thread attends for at a time
 _ROWS_MULTIPLE = 8  # fewer rows take other matrix kernels, whose sums differ in the last bit
@@ -105,6 +107,7 @@ class Batcher:
         self._num_layers = num_layers
         self._prompts = PromptPages(num_layers, limits.max_kept_bytes)
         self._bytes_per_token = 0.0
+        self._compiled: CompiledModel | None = None
         self._multiple = max(_ROWS_MULTIPLE, 4 * limits.num_threads)
         self.rows = SampleRows()
         self.waiting: deque[Job] = deque()
@@ -128,20 +131,26 @@ class Batcher:
         return self._samples.size_bytes + self._prompts.size_bytes
 
     def probe(self) -> None:
-        """Run a few tokens through the model.
+        """Run a few tokens through the model, and see whether it can be compiled.
 
         Raises:
             ValueError: The model does not attend by the function given to it.
         """
-        tokens = np.zeros(min(4, TILE), dtype=np.int64)
-        done: list[Job] = []
-        self.submit(ScoreJob(tokens.tolist(), 1.0, done.append))
-        self.step()
-        if not self._bytes_per_token or not done:
+        scores = self._probe_scores()
+        self._compiled = compiled_model(self.model)
+        if self._compiled is not None and self._probe_scores() != scores:
+            self._compiled = None
+        if not self._bytes_per_token or not scores:
             raise ValueError(
                 f"A model of type {self.model.config.model_type!r} does not take an attention "
                 "function, which the torch engine needs. Use another engine_type."
             )
+
+    def _probe_scores(self) -> list[float]:
+        job = ScoreJob(range(_PROBE_TOKENS), 1.0, lambda _: None)
+        self.submit(job)
+        self.step()
+        return job.logprobs
 
     def submit(self, job: Job) -> None:
         self.waiting.append(job)
@@ -297,16 +306,23 @@ class Batcher:
             place += piece.end - piece.start
         step = self._step_attention(pieces, lengths)
         keep = np.concatenate(wanted)
-        with attending(step):
-            output = self.model(
-                **self._inputs(self._padded(np.concatenate(tokens), self._multiple), pieces),
-                position_ids=self._padded(np.concatenate(positions), self._multiple)[None],
-                use_cache=False,
-                logits_to_keep=self._padded(keep, self._multiple),
-            )
+        token_ids, position_ids, kept = (
+            self._padded(values, self._multiple)
+            for values in (np.concatenate(tokens), np.concatenate(positions), keep)
+        )
+        if self._compiled is not None:
+            logits = self._compiled(step, token_ids, position_ids[None], kept)
+        else:
+            with attending(step):
+                logits = self.model(
+                    **self._inputs(token_ids, pieces),
+                    position_ids=position_ids[None],
+                    use_cache=False,
+                    logits_to_keep=kept,
+                ).logits[0]
         self.num_steps += 1
         self._bytes_per_token = self._bytes_per_token or self._prompts.bytes_per_token
-        return padded_logits(output.logits[0, : len(keep)])
+        return padded_logits(logits[: len(keep)])
 
     def _inputs(self, token_ids: Tensor, pieces: list[_Piece]) -> dict[str, Tensor]:
         """The tokens of a step; as embeddings if some of them are images."""

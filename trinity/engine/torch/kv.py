@@ -20,6 +20,7 @@ class KVRows:
     def __init__(self, num_layers: int) -> None:
         self._keys: list[Tensor | None] = [None] * num_layers
         self._values: list[Tensor | None] = [None] * num_layers
+        self.num_layers = num_layers
         self.num_rows = 0
         self.length = 0
 

@@ -43,6 +43,7 @@ class PromptPages:
     def __init__(self, num_layers: int, max_kept_bytes: int) -> None:
         self._keys: list[Tensor | None] = [None] * num_layers
         self._values: list[Tensor | None] = [None] * num_layers
+        self.num_layers = num_layers
         self._max_kept_bytes = max_kept_bytes
         self._num_pages = 0
         self._free: list[int] = []

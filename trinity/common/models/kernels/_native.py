@@ -99,6 +99,11 @@ def floats(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32)
 
 
+def address(values: Tensor | None) -> int | None:
+    """Of what it holds; None for none."""
+    return None if values is None else values.data_ptr()
+
+
 def run(name: str, dtype: torch.dtype, *arguments: Any) -> None:  # tensors and C numbers
     """Call a kernel; None is a null pointer."""
     given = [

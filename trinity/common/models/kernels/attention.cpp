@@ -8,24 +8,7 @@
 #include <new>
 #include <vector>
 
-#include "vector.h"
-
-struct Tasks {
-    const long* first_query;  // row of the first query
-    const long* num_queries;
-    const long* first_place;  // of that query among its keys, counted from 0
-    const long* spans_end;    // where the task's spans end in the two below
-    const long* span_first;   // where the span begins, in span strides ...
-    const long* span_skip;    // ... and key strides (null: 0)
-    const long* span_length;  // in keys
-};
-
-struct Shape {
-    long num_tasks, num_heads, kv_heads;
-    long span_stride, key_stride, head_stride;  // in values
-    long window;                   // keys a query sees at most
-    float scale;
-};
+#include "kernels.h"
 
 static long whole(long count) { return (count + LANES - 1) / LANES * LANES; }
 
@@ -414,9 +397,8 @@ static void attend_backward(const T* grad, const T* query, const T* key, const T
     }
 
 template <class T>
-static void attention(const T* query, T* key, T* value, const T* fresh_key, const T* fresh_value,
-                      T* out, float* log_norm, const Tasks* tasks, const Shape* shape, long width,
-                      int threads) {
+void attention(const T* query, T* key, T* value, const T* fresh_key, const T* fresh_value, T* out,
+               float* log_norm, const Tasks* tasks, const Shape* shape, long width, int threads) {
 #define CALL(W)                                                                               \
     attend<T, W>(query, key, value, fresh_key, fresh_value, out, log_norm, *tasks, *shape, threads)
     BY_WIDTH(CALL)

@@ -79,11 +79,15 @@ _TASK_LISTS = (
 )
 
 
-class _Tasks(ctypes.Structure):
+class TaskLists(ctypes.Structure):
+    """`AttentionTasks` as the kernels read them."""
+
     _fields_ = [(name, ctypes.c_void_p) for name in _TASK_LISTS]
 
 
-class _Shape(ctypes.Structure):
+class Shape(ctypes.Structure):
+    """The rest of what they want to know."""
+
     _fields_ = [
         *((name, ctypes.c_long) for name in ("num_tasks", "num_heads", "kv_heads")),
         *((name, ctypes.c_long) for name in ("span_stride", "key_stride", "head_stride")),
@@ -113,7 +117,7 @@ def attention(
     log_norm = _native.floats(*query_NHD.shape[:2])
     given = (query_NHD, key, value, *(fresh_NGD or (None, None)), out, log_norm)
     heads = (query_NHD.shape[1], key.shape[1])
-    _run("attention", *given, tasks, _shape(heads, tasks, layout, scale, window))
+    _run("attention", *given, tasks, shape_of(heads, tasks, layout, scale, window))
     return out, log_norm
 
 
@@ -137,30 +141,31 @@ def attention_backward(
     layout = KeyLayout.of_tokens(key_NGD)
     trees = (trees_end, ctypes.c_long(len(trees_end)))
     heads = (query_NHD.shape[1], key_NGD.shape[1])
-    shape = _shape(heads, tasks, layout, scale, window)
+    shape = shape_of(heads, tasks, layout, scale, window)
     _run("attention_backward", *given, *found, *trees, tasks, shape)
     return query_grad, key_grad.to(key_NGD.dtype), value_grad.to(value_NGD.dtype)
 
 
-def _shape(
+def shape_of(
     heads: tuple[int, int],
     tasks: AttentionTasks,
     layout: KeyLayout,
     scale: float,
     window: int | None,
-) -> _Shape:
+) -> Shape:
+    """What the kernels want to know besides the tasks; ``heads`` of queries and of keys."""
     strides = (layout.span_stride, layout.key_stride, layout.head_stride)
-    return _Shape(len(tasks.first_query), *heads, *strides, window or _EVERY_KEY, scale)
+    return Shape(len(tasks.first_query), *heads, *strides, window or _EVERY_KEY, scale)
+
+
+def lists_of(tasks: AttentionTasks) -> TaskLists:
+    """Pointers into ``tasks``, which must outlive them."""
+    return TaskLists(*(_native.address(getattr(tasks, name)) for name in _TASK_LISTS))
 
 
 def _run(name: str, first: Tensor, *given: object) -> None:
     """Call a kernel whose last arguments are tasks and shape, and the size of heads."""
     *tensors, tasks, shape = given
-    assert isinstance(tasks, AttentionTasks) and isinstance(shape, _Shape)
-    lists = _Tasks(*(_address(getattr(tasks, name)) for name in _TASK_LISTS))
-    described = (ctypes.byref(lists), ctypes.byref(shape), ctypes.c_long(first.shape[-1]))
+    assert isinstance(tasks, AttentionTasks) and isinstance(shape, Shape)
+    described = (ctypes.byref(lists_of(tasks)), ctypes.byref(shape), ctypes.c_long(first.shape[-1]))
     _native.run(name, first.dtype, first, *tensors, *described)
-
-
-def _address(values: Tensor | None) -> int | None:
-    return None if values is None else values.data_ptr()

@@ -1,10 +1,10 @@
 // Elementwise layers of a transformer and their gradients, each in one pass over memory.
 // Rows are contiguous. What PyTorch rounds to the tensor's dtype on its way is rounded here too.
-#include "vector.h"
+#include "kernels.h"
 
 template <class T>
-static void rms_norm(const T* in, const T* weight, T* out, float* scales, long rows, long width,
-                     float eps, int threads) {
+void rms_norm(const T* in, const T* weight, T* out, float* scales, long rows, long width, float eps,
+              int threads) {
     EACH_ROW for (long row = 0; row < rows; row++) {
         const T* own = in + row * width;
         Floats squares = {};
@@ -49,7 +49,7 @@ static void rms_norm_backward(const T* grad, const T* in, const T* weight, const
 }
 
 template <class T>
-static void silu_mul(const T* gate, const T* up, T* out, long size, int threads) {
+void silu_mul(const T* gate, const T* up, T* out, long size, int threads) {
     EACH_ROW for (long i = 0; i < size; i += LANES) {
         Floats g = load(gate + i, size - i);
         store(out + i, rounded<T>(g * sigmoid(g)) * load(up + i, size - i), size - i);
@@ -72,8 +72,8 @@ static void silu_mul_backward(T* grad, const T* gate, const T* up, T* out, T* ga
 
 // Rotary embedding of rows of heads, or its gradient; `out` may be `in`.
 template <class T>
-static void rotate(const T* in, const T* cosine, const T* sine, T* out, long rows, long heads,
-                   long width, int is_gradient, int threads) {
+void rotate(const T* in, const T* cosine, const T* sine, T* out, long rows, long heads, long width,
+            int is_gradient, int threads) {
     long half = width / 2;
     EACH_ROW for (long row = 0; row < rows; row++)
         for (long i = 0; i < half; i += LANES) {
