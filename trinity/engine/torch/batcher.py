@@ -22,7 +22,7 @@ from trinity.engine.torch.decoder import CompiledModel, compiled_model
 from trinity.engine.torch.jobs import Job, SampleJob, SampleRows, ScoreJob
 from trinity.engine.torch.kv import GRAIN, TILE, KVRows, round_up
 from trinity.engine.torch.prompt_pages import PromptPages, PromptSlot
-from trinity.engine.torch.sampler import DrawParams, draw, padded_logits, token_logprobs, uniform
+from trinity.engine.torch.sampler import DrawParams, draw, token_logprobs, uniform
 
 _PROBE_TOKENS = 4
 _KEPT_BYTES = 2**26  # a store of this size is not worth freeing between two batches
@@ -292,7 +292,7 @@ class Batcher:
     # Computing
 
     def _forward(self, pieces: list[_Piece]) -> Tensor:
-        """Logits [rows + wanted prompt tokens, vocabulary], in float32 and padded."""
+        """Logits [rows + wanted prompt tokens, vocabulary]."""
         num_rows = len(self.rows)
         lengths = self.rows.lengths
         tokens = [self.rows.last_tokens] if num_rows else []
@@ -322,7 +322,7 @@ class Batcher:
                 ).logits[0]
         self.num_steps += 1
         self._bytes_per_token = self._bytes_per_token or self._prompts.bytes_per_token
-        return padded_logits(logits[: len(keep)])
+        return logits[: len(keep)]
 
     def _inputs(self, token_ids: Tensor, pieces: list[_Piece]) -> dict[str, Tensor]:
         """The tokens of a step; as embeddings if some of them are images."""
@@ -473,7 +473,7 @@ class Batcher:
     def _draw(self, logits: Tensor, versions: np.ndarray) -> None:
         """One token for every row, then the end of those that are done."""
         rows = self.rows
-        self._penalise(logits)
+        logits = self._penalised(logits)
         params = DrawParams(
             temperature=rows["temperature"],
             top_p=rows["top_p"],
@@ -487,13 +487,17 @@ class Batcher:
         self.num_tokens += len(tokens)
         self._end_finished(tokens)
 
-    def _penalise(self, logits: Tensor) -> None:
-        for row in np.flatnonzero(self.rows["repetition_penalty"] != 1).tolist():
+    def _penalised(self, logits: Tensor) -> Tensor:
+        rows = np.flatnonzero(self.rows["repetition_penalty"] != 1).tolist()
+        if rows:
+            logits = logits.to(torch.float32, copy=True)
+        for row in rows:
             penalty = float(self.rows["repetition_penalty"][row])
             seen = np.concatenate([self.rows.jobs[row].tokens, self.rows.new_tokens(row)])
             ids = self._tensor(np.unique(seen))
             value = logits[row, ids]
             logits[row, ids] = torch.where(value > 0, value / penalty, value * penalty)
+        return logits
 
     def _forbidden(self) -> dict[int, list[int]]:
         """Rows that must not end yet, and the ids that would end them."""

@@ -1,6 +1,9 @@
 """Draw one token a row from logits: temperature, top-k, top-p, min-p and a stream per sample.
 
-Shape suffixes: B = rows, V = vocabulary (padded to whole blocks with -inf).
+A compiled kernel draws where it can and nothing is cut off; what it draws for a row does not depend
+on the other rows either.
+
+Shape suffixes: B = rows, V = vocabulary (for PyTorch padded to whole blocks with -inf).
 """
 
 import math
@@ -9,6 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+
+from trinity.common.models import kernels
+from trinity.common.models.kernels import drawing
 
 _BLOCK = 256  # tokens per partial sum of the distribution function
 _SHORTLIST = 1024  # most likely tokens that top-p looks at before it sorts the whole vocabulary
@@ -53,8 +59,35 @@ class DrawParams:
     uniform: np.ndarray
     forbidden: dict[int, list[int]]
 
+    @property
+    def divisor(self) -> np.ndarray:
+        """[B] what logits are divided by."""
+        return np.where(self.temperature == 0, 1.0, self.temperature).astype(np.float32)
 
-def padded_logits(logits: Tensor) -> Tensor:
+    @property
+    def is_cut(self) -> np.ndarray:
+        """[B] whether top-k, top-p or min-p leave tokens out."""
+        cut = (self.top_p < 1) | (self.top_k > 0) | (self.min_p > 0)
+        return np.asarray(cut & (self.temperature != 0))
+
+    def of(self, rows: np.ndarray) -> "DrawParams":
+        """The parameters of some rows."""
+        forbidden = {
+            place: self.forbidden[row]
+            for place, row in enumerate(rows.tolist())
+            if row in self.forbidden
+        }
+        return DrawParams(
+            self.temperature[rows],
+            self.top_p[rows],
+            self.top_k[rows],
+            self.min_p[rows],
+            self.uniform[rows],
+            forbidden,
+        )
+
+
+def _padded(logits: Tensor) -> Tensor:
     """Float32 copy with the vocabulary padded to whole blocks."""
     rows, size = logits.shape
     width = -(-size // _BLOCK) * _BLOCK
@@ -66,23 +99,40 @@ def padded_logits(logits: Tensor) -> Tensor:
 
 
 def draw(logits_BV: Tensor, params: DrawParams) -> tuple[np.ndarray, np.ndarray]:
-    """Token and logprob per row; ``logits_BV`` (of `padded_logits`) is overwritten.
+    """Token and logprob per row.
 
     The logprob is that of the temperature-scaled distribution before any cut.
 
     Raises:
         FloatingPointError: A row's logits are not finite.
     """
+    if not drawing.fits(logits_BV):
+        return _draw(_padded(logits_BV), params)
+    divisor_B = torch.from_numpy(params.divisor)
+    given = (divisor_B, torch.from_numpy(params.uniform))
+    token_B, logprob_B, log_norm_B = drawing.draw_tokens(logits_BV, *given)
+    _require_finite(log_norm_B.numpy())
+    is_special = params.is_cut | (params.temperature == 0)
+    is_special[list(params.forbidden)] = True
+    if is_special.any():
+        rows = np.flatnonzero(is_special)
+        logits = logits_BV[rows]
+        tokens = torch.from_numpy(_draw(_padded(logits), params.of(rows))[0])
+        token_B[rows] = tokens
+        logprob_B[rows] = kernels.token_statistics(logits, divisor_B[rows], tokens, False)[0]
+    return token_B.numpy(), logprob_B.numpy()
+
+
+def _draw(logits_BV: Tensor, params: DrawParams) -> tuple[np.ndarray, np.ndarray]:
+    """`draw` by PyTorch; ``logits_BV`` (of `_padded`) is overwritten."""
     is_greedy = params.temperature == 0
     if (params.temperature != 1).any():
-        divisor = np.where(is_greedy, 1.0, params.temperature).astype(np.float32)
-        logits_BV.div_(torch.from_numpy(divisor).to(logits_BV.device)[:, None])
+        logits_BV.div_(torch.from_numpy(params.divisor).to(logits_BV.device)[:, None])
     top_B = logits_BV.amax(dim=1)
     weight_BV = (logits_BV - top_B[:, None]).exp_()
     sums = _block_sums(weight_BV)
     log_total_B = np.log(sums.sum(dim=1).cpu().numpy()) + top_B.cpu().numpy()
-    if not np.isfinite(log_total_B).all():
-        raise FloatingPointError("The model's logits are not finite; its weights are damaged.")
+    _require_finite(log_total_B)
     touched = _cut(logits_BV, weight_BV, params)
     if touched:
         rows = torch.tensor(touched, device=weight_BV.device)
@@ -95,9 +145,19 @@ def draw(logits_BV: Tensor, params: DrawParams) -> tuple[np.ndarray, np.ndarray]
     return token_B.cpu().numpy(), (chosen_B - log_total_B).astype(np.float32)
 
 
+def _require_finite(log_total_B: np.ndarray) -> None:
+    if not np.isfinite(log_total_B).all():
+        raise FloatingPointError("The model's logits are not finite; its weights are damaged.")
+
+
 def token_logprobs(logits_BV: Tensor, token_B: Tensor, temperature: float) -> np.ndarray:
-    """Logprob of one given token a row; ``logits_BV`` is overwritten."""
-    logits_BV.div_(temperature or 1.0)
+    """Logprob of one given token a row."""
+    temperature = temperature or 1.0
+    if drawing.fits(logits_BV):
+        divisor_B = torch.full((len(logits_BV),), temperature, dtype=torch.float32)
+        found, _, _ = kernels.token_statistics(logits_BV, divisor_B, token_B, False)
+        return np.asarray(found.numpy())
+    logits_BV = _padded(logits_BV).div_(temperature)
     top_B = logits_BV.amax(dim=1)
     chosen_B = logits_BV.gather(1, token_B[:, None])[:, 0]
     total_B = _block_sums(logits_BV.sub_(top_B[:, None]).exp_()).sum(dim=1)
@@ -129,10 +189,7 @@ def _cut(logits_BV: Tensor, weight_BV: Tensor, params: DrawParams) -> list[int]:
     for row, tokens in params.forbidden.items():
         weight_BV[row, tokens] = 0
         logits_BV[row, tokens] = -math.inf
-    is_cut = ((params.top_p < 1) | (params.top_k > 0) | (params.min_p > 0)) & (
-        params.temperature != 0
-    )
-    for row in np.flatnonzero(is_cut).tolist():
+    for row in np.flatnonzero(params.is_cut).tolist():
         floor = _floor(weight_BV[row], *(float(x[row]) for x in _cuts(params)))
         weight_BV[row].masked_fill_(weight_BV[row] < floor, 0)
         touched.add(row)

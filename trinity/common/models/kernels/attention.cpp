@@ -149,6 +149,19 @@ static long most_keys(const Tasks& tasks, long num_tasks) {
     return whole(most);
 }
 
+// Asks for the task's keys and values from place `first` on, some time before they are needed.
+template <class T, int W>
+static void fetch(const T* key, const T* value, const Tasks& tasks, const Shape& shape, long task,
+                  long head, long first) {
+    constexpr long LINE = 64 / sizeof(T);
+    each_key(tasks, shape, task, head, first, num_keys(tasks, task), [=](long, long at) {
+        for (long i = 0; i < W * LANES; i += LINE) {
+            __builtin_prefetch(key + at + i);
+            __builtin_prefetch(value + at + i);
+        }
+    });
+}
+
 // Tasks of few queries, one after the other, whose first keys lie in the same spans: samples of one
 // prompt. What they share is collected once.
 struct Bundle {
@@ -283,6 +296,8 @@ static void attend(const T* query, T* key, T* value, const T* fresh_key, const T
                 long known = task == bundle.first ? 0 : bundle.shared;
                 collect<T, W>(key, tasks, shape, task, head, known, desk.keys);
                 collect<T, W>(value, tasks, shape, task, head, known, desk.values);
+                if (task + 1 < bundle.end)
+                    fetch<T, W>(key, value, tasks, shape, task + 1, head, bundle.shared);
                 long num_rows = tasks.num_queries[task] * own.per_query;
                 for (long first = 0; first < num_rows; first += R) {
                     long count = num_rows - first < R ? num_rows - first : R;

@@ -1,5 +1,7 @@
 // Elementwise layers of a transformer and their gradients, each in one pass over memory.
 // Rows are contiguous. What PyTorch rounds to the tensor's dtype on its way is rounded here too.
+#include <vector>
+
 #include "kernels.h"
 
 template <class T>
@@ -98,6 +100,33 @@ void rotate(const T* in, const T* cosine, const T* sine, T* out, long rows, long
 
 constexpr long GROUP = 64 * LANES;  // values added up on their own: long sums stay exact
 
+// The largest of a row's logits, times a factor.
+template <class T>
+static float peak_of(const T* own, long width, float factor) {
+    constexpr int WAYS = 4;  // at a time: one would wait for the one before it
+    Floats peaks[WAYS];
+    for (Floats& peak : peaks) peak = all(-INFINITY);
+    long i = 0;
+    for (; i + WAYS * LANES <= width; i += WAYS * LANES)
+        for (int way = 0; way < WAYS; way++)
+            peaks[way] = larger(peaks[way], load(own + i + way * LANES));
+    for (; i < width; i += LANES) peaks[0] = larger(peaks[0], load(own + i, width - i, -INFINITY));
+    for (int way = 1; way < WAYS; way++) peaks[0] = larger(peaks[0], peaks[way]);
+    return largest(peaks[0]) * factor;
+}
+
+// How far logits times a factor lie below the peak.
+template <class T>
+static Floats below_peak(const T* own, long i, long width, float factor, float peak) {
+    return load(own + i, width - i, -INFINITY) * factor - peak;
+}
+
+template <class T>
+static float log_of(const T* own, long token, float factor, float log_norm) {
+    T picked = own[token];
+    return load(&picked, 1)[0] * factor - log_norm;
+}
+
 // Of softmax(logits / divisor): log-probability of the target, log of the norm, and entropy.
 template <class T>
 static void token_statistics(const T* logits, const float* divisor, const long* target,
@@ -105,15 +134,11 @@ static void token_statistics(const T* logits, const float* divisor, const long* 
                              int threads) {
     EACH_ROW for (long row = 0; row < rows; row++) {
         const T* own = logits + row * width;
-        float factor = 1 / divisor[row];
-        Floats peaks = all(-INFINITY);
-        for (long i = 0; i < width; i += LANES)
-            peaks = larger(peaks, load(own + i, width - i, -INFINITY));
-        float peak = largest(peaks) * factor, total = 0, mean = 0;
+        float factor = 1 / divisor[row], peak = peak_of(own, width, factor), total = 0, mean = 0;
         for (long first = 0; first < width; first += GROUP) {
             Floats probs = {}, means = {};
             for (long i = first; i < width && i < first + GROUP; i += LANES) {
-                Floats below = load(own + i, width - i, -INFINITY) * factor - peak;
+                Floats below = below_peak(own, i, width, factor, peak);
                 Floats p = exponential(below);
                 probs += p;
                 means += p > 0.0f ? p * below : p;
@@ -121,10 +146,53 @@ static void token_statistics(const T* logits, const float* divisor, const long* 
             total += sum(probs);
             mean += sum(means);
         }
-        T picked = own[target[row]];
         log_norm[row] = logf(total) + peak;
-        logprob[row] = load(&picked, 1)[0] * factor - log_norm[row];
+        logprob[row] = log_of(own, target[row], factor, log_norm[row]);
         if (entropy) entropy[row] = logf(total) - mean / total;
+    }
+}
+
+// The first token of a group at which its running sum of probabilities reaches the goal, which is
+// above 0; if rounding keeps it from that, the last that has a probability.
+template <class T>
+static long found_in(const T* own, long first, long width, float factor, float peak, double goal) {
+    long end = first + GROUP < width ? first + GROUP : width, found = first;
+    double running = 0;
+    for (long i = first; i < end; i += LANES) {
+        float probs[LANES];
+        store(probs, exponential(below_peak(own, i, width, factor, peak)));
+        for (long lane = 0; lane < LANES; lane++) {
+            running += probs[lane];
+            if (probs[lane] > 0) found = i + lane;
+            if (probs[lane] > 0 && running >= goal) return found;
+        }
+    }
+    return found;
+}
+
+// Draws from softmax(logits / divisor) by a number between 0 and 1; what is said of the token is as
+// in `token_statistics`.
+template <class T>
+static void draw_tokens(const T* logits, const float* divisor, const double* uniform, long* token,
+                        float* logprob, float* log_norm, long rows, long width, int threads) {
+    EACH_ROW for (long row = 0; row < rows; row++) {
+        const T* own = logits + row * width;
+        float factor = 1 / divisor[row], peak = peak_of(own, width, factor), total = 0;
+        std::vector<double> running;  // sums of probabilities up to the end of each group
+        for (long first = 0; first < width; first += GROUP) {
+            Floats probs = {};
+            for (long i = first; i < width && i < first + GROUP; i += LANES)
+                probs += exponential(below_peak(own, i, width, factor, peak));
+            total += sum(probs);
+            running.push_back(sum(probs) + (first ? running.back() : 0));
+        }
+        double goal = uniform[row] * running.back();
+        size_t group = 0;
+        while (group + 1 < running.size() && !(running[group] >= goal)) group++;
+        double rest = goal - (group ? running[group - 1] : 0);
+        token[row] = found_in(own, group * GROUP, width, factor, peak, rest);
+        log_norm[row] = logf(total) + peak;
+        logprob[row] = log_of(own, token[row], factor, log_norm[row]);
     }
 }
 
@@ -155,4 +223,5 @@ EXPORT(silu_mul)
 EXPORT(silu_mul_backward)
 EXPORT(rotate)
 EXPORT(token_statistics)
+EXPORT(draw_tokens)
 EXPORT(logit_gradient)
