@@ -25,6 +25,7 @@ from trinity.engine.torch.prompt_pages import PromptPages, PromptSlot
 from trinity.engine.torch.sampler import DrawParams, draw, token_logprobs, uniform
 
 _PROBE_TOKENS = 4
+_SHORT = 256  # positions of a row that are not worth growing into
 _KEPT_BYTES = 2**26  # a store of this size is not worth freeing between two batches
 _TASK_QUERIES = 128  # tokens of a prompt that one thread attends for at a time
 _ROWS_MULTIPLE = 8  # fewer rows take other matrix kernels, whose sums differ in the last bit
@@ -351,7 +352,7 @@ class Batcher:
     def _step_attention(self, pieces: list[_Piece], lengths: np.ndarray) -> StepAttention:
         longest = int(lengths.max(initial=0))
         if len(lengths):
-            self._samples.reserve(len(lengths), round_up(longest, GRAIN))
+            self._reserve(longest)
         spans = [np.arange(piece.start, piece.end) for piece in pieces]
         pages = [piece.slot.pages[span // TILE] for piece, span in zip(pieces, spans, strict=True)]
         return StepAttention(
@@ -456,7 +457,7 @@ class Batcher:
         if not started:
             return
         longest = max(len(job.tokens) for job, _ in started)
-        self._samples.reserve(len(self.rows), round_up(longest + 1, GRAIN))
+        self._reserve(longest + 1)
         for _, group in groupby(started, key=lambda entry: -(-len(entry[0].tokens) // TILE)):
             entries = list(group)
             pages = [job.slot.pages for job, _ in entries if job.slot is not None]
@@ -469,6 +470,12 @@ class Batcher:
             if job.num_started == job.params.n:
                 self._close_slot(job)
                 job.first_logits = None
+
+    def _reserve(self, longest: int) -> None:
+        """Room for ``longest`` positions in each row; for all of short samples, to copy none."""
+        end = int((self.rows["prompt_length"] + self.rows["max_tokens"]).max(initial=0))
+        length = max(longest, min(end, _SHORT))
+        self._samples.reserve(len(self.rows), round_up(length, GRAIN))
 
     def _draw(self, logits: Tensor, versions: np.ndarray) -> None:
         """One token for every row, then the end of those that are done."""
