@@ -7,6 +7,7 @@ from trinity.common.constants import Mode
 from trinity.common.workflows import Task
 from trinity.explorer.explorer import EvalTaskset
 from trinity.launcher.evaluation_plan import evaluation_lines
+from trinity.launcher.plan import make_plan
 
 
 def plan(device: str = "cpu", **explorer: object):
@@ -57,3 +58,16 @@ def test_nothing_is_said_where_nothing_is_evaluated() -> None:
     training.config.mode = Mode.TRAIN
     assert list(evaluation_lines(training, tasks(20), 2)) == []
     assert list(evaluation_lines(plan(), [], 2)) == []
+
+
+@pytest.mark.parametrize(("batch_size", "is_large"), [(4, False), (128, True)])
+def test_a_step_that_is_large_for_a_cpu_is_named(batch_size: int, is_large: bool) -> None:
+    data = {
+        "algorithm": {"repeat_times": 8},
+        "model": {"model_path": "m", "max_response_tokens": 1024, "max_model_len": 2048},
+        "buffer": {"batch_size": batch_size},
+        "cluster": {"node_num": 1, "gpu_per_node": 0},
+        "explorer": {"rollout_model": {"engine_type": "torch"}},
+    }
+    hint = make_plan(Config.model_validate(data), found_gpus=0).size_hint()
+    assert (hint is not None) == is_large

@@ -202,6 +202,8 @@ class Job:
         parts = build_parts(plan, resume, listeners, self.screen.say, self.screen.progress)
         self.screen.show(plan.table())
         self.screen.say(plan.step_text(parts.total_steps))
+        if hint := plan.size_hint():
+            self.screen.say(hint)
         is_resumed = resume is not None
         for line in evaluation_lines(plan, parts.buffers.evals, parts.total_steps, is_resumed):
             self.screen.say(line)
@@ -344,5 +346,7 @@ def run_config(
         for plan in job.plans:
             job.screen.show(plan.table())
             job.screen.say(plan.step_text())
+            if hint := plan.size_hint():
+                job.screen.say(hint)
         return 0
     return job.run()

@@ -19,6 +19,7 @@ from trinity.launcher.job import JobFolder
 from trinity.synchronizer.schedule import SyncSchedule
 
 _SLOTS_PER_PROCESS = 64
+_MANY_NEW_TOKENS = 200_000  # 135M parameters on two cores: ten minutes of sampling
 #: Environment of a process that computes, for glibc's malloc: what is freed is used again, and not
 #: given back to the system to be mapped anew, at a page fault for each 4 KiB.
 KEPT_MEMORY = {
@@ -200,9 +201,26 @@ class RunPlan:
             return f"a step: {config.buffer.train_batch_size} rows{steps}"
         repeat = config.algorithm.repeat_times or 1
         prompts = config.buffer.batch_size
-        longest = config.model.max_response_tokens
-        tokens = f", at most {prompts * repeat * longest:,} new tokens" if longest else ""
+        most = self._most_new_tokens
+        tokens = f", at most {most:,} new tokens" if most else ""
         return f"a step: {prompts} prompts x {repeat} samples = {prompts * repeat}{tokens}{steps}"
+
+    @property
+    def _most_new_tokens(self) -> int:
+        """Of a step; 0 if that is not known."""
+        config = self.config
+        samples = config.buffer.batch_size * (config.algorithm.repeat_times or 1)
+        return samples * (config.model.max_response_tokens or 0)
+
+    def size_hint(self) -> str | None:
+        """How a step becomes smaller, if it is large for a CPU."""
+        explores = self.config.mode.explores and self.config.mode is not Mode.BENCH
+        if not explores or self.gpus.total or self._most_new_tokens <= _MANY_NEW_TOKENS:
+            return None
+        return (
+            "On a CPU such a step may take ten minutes and more. Smaller: buffer.batch_size, "
+            "algorithm.repeat_times, model.max_response_tokens."
+        )
 
 
 def joined_gpus(config: Config) -> int | None:
