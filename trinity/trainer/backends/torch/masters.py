@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +122,8 @@ def untouched_zeros(shapes: Iterable[torch.Size], dtype: torch.dtype) -> list[Te
     if not total:
         return [torch.zeros(shape, dtype=dtype) for shape in shapes]
     pages = mmap.mmap(-1, total * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # where the system has no huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)  # fewer faults at first, and fewer look-ups for good
     flat = torch.frombuffer(pages, dtype=dtype)
     return [
         flat[start : start + size].view(shape)
