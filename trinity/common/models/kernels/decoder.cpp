@@ -1,23 +1,7 @@
 // All layers of a decoder in one call, without gradient: those kernels, in the order in which the
 // layers' modules call them, so that the bits are the same.
 #include "kernels.h"
-
-struct Term {  // this and the next as in products.cpp, which says what they mean
-    const BFloat16 *left, *right;
-    long left_row, right_row, depth;
-};
-
-struct Product {
-    const Term* terms;
-    long num_terms;
-    int right;
-    const BFloat16* bias;
-    BFloat16* out;
-    long out_row, columns;
-};
-
-// Some processors have none; who calls `decode` knows.
-extern "C" __attribute__((weak)) void compute_products(const Product*, long, long, int);
+#include "products.h"
 
 struct Linear {
     const BFloat16 *packed, *bias;  // bias may be null
@@ -57,13 +41,12 @@ static void add(BFloat16* to, const BFloat16* more, long size, int threads) {
 template <int N>
 static void multiply(const BFloat16* rows, long depth, const Output (&outputs)[N], long num_rows,
                      int threads) {
-    constexpr int IS_PACKED = 0;
     Term terms[N];
     Product products[N];
     for (int i = 0; i < N; i++) {
         const Output& own = outputs[i];
         terms[i] = {rows, own.linear.packed, depth, depth, depth};
-        products[i] = {terms + i, 1, IS_PACKED, own.linear.bias, own.out, own.columns, own.columns};
+        products[i] = {terms + i, 1, Right::packed, own.linear.bias, own.out, own.columns, own.columns};
     }
     compute_products(products, N, num_rows, threads);
 }

@@ -25,23 +25,15 @@ extern const int has_products = HAS_PRODUCTS;
 #include <cstdlib>
 #include <cstring>
 
+#include "products.h"
+
 namespace {
 
-constexpr long ROWS = 9, VECTORS = 3, LANES = 16, COLUMNS = VECTORS * LANES;
+constexpr long ROWS = 9, VECTORS = 3, COLUMNS = VECTORS * LANES;
 constexpr long LINE = 32;  // numbers of a line of the cache
 constexpr long DEPTH = 1536;     // of a block whose panel stays in the second cache
 constexpr long HEIGHT = 1008;    // rows whose sums stay there while the depth is longer than a block
 constexpr long STRIPE_TILES = 8; // of packed rows that use a panel one after the other
-
-typedef uint16_t Half;
-
-struct Term {  // of a sum of products: [rows, depth] times [depth, columns], both in rows
-    const Half* left;
-    const Half* right;
-    long left_row, right_row, depth;
-};
-
-enum class Right : int { packed, transposed, plain };  // transposed: [columns, depth] in rows
 
 long ceil_div(long a, long b) { return (a + b - 1) / b; }
 
@@ -72,7 +64,7 @@ thread_local Scratch own_panel, own_sums, own_stripe, all_panels;
 // sums[COUNT, COLUMNS] = (or +=, with `adds`) rows times a panel. A word of the left side lies
 // `row` numbers after that of the row above it, and `step` after the one before it.
 template <int COUNT>
-void tile(const Half* left, long row, long step, const Half* panel, long words, float* sums,
+void tile(const BFloat16* left, long row, long step, const BFloat16* panel, long words, float* sums,
           long sums_row, bool adds) {
     __m512 total[COUNT][VECTORS];
     for (int r = 0; r < COUNT; r++)
@@ -104,13 +96,13 @@ void tile(const Half* left, long row, long step, const Half* panel, long words, 
         }
 }
 
-typedef void (*Tile)(const Half*, long, long, const Half*, long, float*, long, bool);
+typedef void (*Tile)(const BFloat16*, long, long, const BFloat16*, long, float*, long, bool);
 const Tile TILES[] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>,
                       tile<5>, tile<6>, tile<7>, tile<8>, tile<9>};
 static_assert(sizeof TILES / sizeof *TILES == ROWS + 1, "a tile for each number of rows");
 
 // Words from rows of [depth, count]: `width` of them after each other, 0 where there is nothing.
-void pack_rows(const Half* from, long row, long depth, long count, long width, Half* to) {
+void pack_rows(const BFloat16* from, long row, long depth, long count, long width, BFloat16* to) {
     for (long k = 0; k < depth; k += 2, to += 2 * width, from += 2 * row)
         for (long c = 0; c < width; c += LANES) {
             __mmask16 given = first_lanes(count - c);
@@ -145,7 +137,7 @@ void transpose(__m512i (&rows)[LANES]) {
 }
 
 // A panel from rows of [count, depth].
-void pack_columns(const Half* from, long row, long depth, long count, Half* to) {
+void pack_columns(const BFloat16* from, long row, long depth, long count, BFloat16* to) {
     for (long k = 0; k < depth; k += 2 * LANES) {
         long words = std::min(LANES, (depth - k) / 2);
         for (long v = 0; v < VECTORS; v++) {
@@ -163,7 +155,7 @@ void pack_columns(const Half* from, long row, long depth, long count, Half* to) 
 }
 
 // Lines of `count` numbers of each row, which will be written.
-void prefetch_rows(const Half* from, long row, long rows, long count) {
+void prefetch_rows(const BFloat16* from, long row, long rows, long count) {
     for (long r = 0; r < rows; r++)
         for (long c = 0; c < count; c += LINE)
             _mm_prefetch((const char*)(from + r * row + c), _MM_HINT_ET0);
@@ -176,8 +168,8 @@ struct Block {
     long k, depth;
 
     // A panel of it, packed into `room` if it isn't yet.
-    const Half* panel(long column, long count, Half* room) const {
-        const Half* from = term->right;
+    const BFloat16* panel(long column, long count, BFloat16* room) const {
+        const BFloat16* from = term->right;
         long row = term->right_row;
         switch (right) {
             case Right::packed:
@@ -195,7 +187,7 @@ struct Block {
     void prefetch(long column, long columns, long i, long parts) const {
         long row = term->right_row, count = std::min(COLUMNS, columns - column);
         if (right == Right::packed) {
-            const Half* from = term->right + column * term->depth + k * COLUMNS;
+            const BFloat16* from = term->right + column * term->depth + k * COLUMNS;
             for (long j = i * depth / parts * COLUMNS; j < (i + 1) * depth / parts * COLUMNS;
                  j += LINE)
                 _mm_prefetch((const char*)(from + j), _MM_HINT_T1);
@@ -213,7 +205,8 @@ struct Block {
 };
 
 // out[rows, count] = sums + bias, rounded.
-void round_sums(const float* sums, const Half* bias, long rows, long count, Half* out, long row) {
+void round_sums(const float* sums, const BFloat16* bias, long rows, long count, BFloat16* out,
+                long row) {
     for (long c = 0; c < count; c += LANES) {
         __mmask16 given = first_lanes(count - c);
         __m512 added = _mm512_setzero_ps();
@@ -228,47 +221,37 @@ void round_sums(const float* sums, const Half* bias, long rows, long count, Half
     }
 }
 
-// out[rows, columns] = the sum of the terms' products, + bias.
-struct Product {
-    const Term* terms;
-    long num_terms;
-    Right right;
-    const Half* bias;
-    Half* out;
-    long out_row, columns;
-
-    // `height` rows from `top` on of the panel at `column`; the one at `ahead` comes after it.
-    void compute_panel(long column, long ahead, long top, long height, Half* room, float* sums,
-                       bool is_one_block) const {
-        long tiles = ceil_div(height, ROWS), count = std::min(COLUMNS, columns - column);
-        for (long t = 0; t < num_terms; t++)
-            for (long k = 0; k < terms[t].depth; k += DEPTH) {
-                const Term& term = terms[t];
-                Block block{&term, right, k, std::min(DEPTH, term.depth - k)};
-                const Half* packed = block.panel(column, count, room);
-                bool is_last = t + 1 == num_terms && k + block.depth == term.depth;
-                for (long i = 0; i < tiles; i++) {
-                    long first = i * height / tiles, next = (i + 1) * height / tiles;
-                    float* own = sums + (is_one_block ? 0 : first * COLUMNS);
-                    Half* to = out + (top + first) * out_row + column;
-                    if (ahead < columns) block.prefetch(ahead, columns, i, tiles);
-                    if (is_last) prefetch_rows(to, out_row, next - first, count);
-                    TILES[next - first](term.left + (top + first) * term.left_row + k,
-                                        term.left_row, 2, packed, block.depth / 2, own, COLUMNS,
-                                        t > 0 || k > 0);
-                    if (is_last)
-                        round_sums(own, bias ? bias + column : nullptr, next - first, count, to,
-                                   out_row);
-                }
+// `height` rows from `top` on of the panel at `column`; the one at `ahead` comes after it.
+void compute_panel(const Product& product, long column, long ahead, long top, long height,
+                   BFloat16* room, float* sums, bool is_one_block) {
+    auto [terms, num_terms, right, bias, out, out_row, columns] = product;
+    long tiles = ceil_div(height, ROWS), count = std::min(COLUMNS, columns - column);
+    for (long t = 0; t < num_terms; t++)
+        for (long k = 0; k < terms[t].depth; k += DEPTH) {
+            const Term& term = terms[t];
+            Block block{&term, right, k, std::min(DEPTH, term.depth - k)};
+            const BFloat16* packed = block.panel(column, count, room);
+            bool is_last = t + 1 == num_terms && k + block.depth == term.depth;
+            for (long i = 0; i < tiles; i++) {
+                long first = i * height / tiles, next = (i + 1) * height / tiles;
+                float* own = sums + (is_one_block ? 0 : first * COLUMNS);
+                BFloat16* to = out + (top + first) * out_row + column;
+                if (ahead < columns) block.prefetch(ahead, columns, i, tiles);
+                if (is_last) prefetch_rows(to, out_row, next - first, count);
+                TILES[next - first](term.left + (top + first) * term.left_row + k,
+                                    term.left_row, 2, packed, block.depth / 2, own, COLUMNS,
+                                    t > 0 || k > 0);
+                if (is_last)
+                    round_sums(own, bias ? bias + column : nullptr, next - first, count, to,
+                               out_row);
             }
-    }
-};
+        }
+}
 
 }  // namespace
 
 extern "C" {
 
-// Each of `products`, with `rows` rows.
 void compute_products(const Product* products, long num_products, long rows, int threads) {
     long deepest = 0, pairs = 0;
     bool is_one_block = true;  // then sums need not wait for others
@@ -281,7 +264,7 @@ void compute_products(const Product* products, long num_products, long rows, int
     long parts = std::max(is_one_block ? 1 : ceil_div(rows, HEIGHT), ceil_div(threads, pairs));
 #pragma omp parallel num_threads(threads)
     {
-        Half* room = own_panel.room<Half>(COLUMNS * std::min(DEPTH, deepest));
+        BFloat16* room = own_panel.room<BFloat16>(COLUMNS * std::min(DEPTH, deepest));
         float* sums = own_sums.room<float>((is_one_block ? ROWS : ceil_div(rows, parts)) * COLUMNS);
         // Two panels after each other by the same thread: they share lines of the result.
 #pragma omp for schedule(dynamic, 1)
@@ -294,24 +277,24 @@ void compute_products(const Product* products, long num_products, long rows, int
             for (long panel = 2 * pair; panel < 2 * pair + 2; panel++) {
                 long ahead = panel + (panel % 2 ? 2 * threads - 1 : 1);
                 if (panel * COLUMNS < product->columns)
-                    product->compute_panel(panel * COLUMNS, ahead * COLUMNS, top, height, room,
-                                           sums, is_one_block);
+                    compute_panel(*product, panel * COLUMNS, ahead * COLUMNS, top, height, room,
+                                  sums, is_one_block);
             }
         }
     }
 }
 
 // total[height, width] += left[depth, height]^T right[depth, width], in float32.
-void add_transposed_product(const Half* left, long left_row, const Half* right, long right_row,
-                            float* total, long total_row, long depth, long height, long width,
-                            int threads) {
+void add_transposed_product(const BFloat16* left, long left_row, const BFloat16* right,
+                            long right_row, float* total, long total_row, long depth, long height,
+                            long width, int threads) {
     long panels = ceil_div(width, COLUMNS), tiles = ceil_div(height, ROWS);
     long stripes = std::min(tiles, ceil_div(ceil_div(tiles, STRIPE_TILES), threads) * threads);
     long deepest = ceil_div(std::min(DEPTH, depth), 2) * 2;
-    Half* packed = all_panels.room<Half>(panels * COLUMNS * deepest);
+    BFloat16* packed = all_panels.room<BFloat16>(panels * COLUMNS * deepest);
 #pragma omp parallel num_threads(threads)
     {
-        Half* stripe = own_stripe.room<Half>(ceil_div(tiles, stripes) * ROWS * deepest);
+        BFloat16* stripe = own_stripe.room<BFloat16>(ceil_div(tiles, stripes) * ROWS * deepest);
         float edge[ROWS * COLUMNS];
         for (long k = 0; k < depth; k += DEPTH) {
             long now = std::min(DEPTH, depth - k), words = ceil_div(now, 2);
@@ -345,7 +328,7 @@ void add_transposed_product(const Half* left, long left_row, const Half* right, 
 }
 
 // All panels of [columns, depth].
-void pack_panels(const Half* from, long from_row, long columns, long depth, Half* to, int threads) {
+void pack_panels(const BFloat16* from, long from_row, long columns, long depth, BFloat16* to, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long column = 0; column < columns; column += COLUMNS)
         pack_columns(from + column * from_row, from_row, depth, columns - column,

@@ -1,0 +1,25 @@
+// Products of bfloat16 matrices, as products.cpp computes them.
+#pragma once
+
+#include "vector.h"
+
+struct Term {  // of a sum of products: [rows, depth] times [depth, columns], both in rows
+    const BFloat16 *left, *right;
+    long left_row, right_row, depth;
+};
+
+enum class Right : int { packed, transposed, plain };  // transposed: [columns, depth] in rows
+
+struct Product {  // out[rows, columns] = the sum of the terms' products, + bias
+    const Term* terms;
+    long num_terms;
+    Right right;
+    const BFloat16* bias;  // may be null
+    BFloat16* out;
+    long out_row, columns;
+};
+
+// Each of `products`, with `rows` rows. Where the processor is not for it there is none, which
+// `has_products` says.
+extern "C" __attribute__((weak)) void compute_products(const Product* products, long num_products,
+                                                       long rows, int threads);
