@@ -1,37 +1,47 @@
 #!/usr/bin/env bash
-# All GPU benchmarks; results in benchmarks/results. Run from the repository's root. On two GPUs what needs
-# one runs side by side. What is not done in BUDGET_S seconds (530) is left out, and said to be. The
-# packages have to be there, and a first run leaves what it compiled in the caches of torch and vLLM.
+# All GPU benchmarks; results in benchmarks/results. Run from the repository's root. What is measured
+# on one GPU is measured alone there: programs that share one start side by side and take turns
+# (turns.py). What is not done in BUDGET_S seconds (530) is left out, and said to be. The packages
+# have to be there, and a first run leaves what it compiled in the caches of torch and vLLM.
 # Usage: benchmarks/gpu/all.sh TOKENIZER_FOLDER   (any tokenizer with a chat template)
+#   VERL_PYTHONPATH: packages that veRL wants in other versions, if they are not in the way anyhow
 set -euo pipefail
 tokenizer=${1:?usage: all.sh TOKENIZER_FOLDER}
 python=${PYTHON:-python3}
-gpus=$(nvidia-smi -L | wc -l)
 budget=${BUDGET_S:-530}; began=$SECONDS
+turns=$(mktemp -d)
+if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then gpus=(${CUDA_VISIBLE_DEVICES//,/ }); else gpus=($(nvidia-smi -L | sed 's/GPU \([0-9]*\).*/\1/')); fi
 # run SECONDS NAME ARGS...: at most so long, and not at all where the time of the whole is up
 run() {
-  local left=$((budget - SECONDS + began)) most=$1; shift
-  ((left > 30)) || { echo "LEFT OUT, no time: $*"; return 0; }
-  local start=$SECONDS
-  timeout -k 5 $((left < most ? left : most)) "$python" -m "benchmarks.gpu.$@" || echo "FAILED: $*"
-  echo "== $((SECONDS - start)) s, at $((SECONDS - began)): $*"
+  local left=$((budget - SECONDS + began)) most=$1 start=$SECONDS; shift
+  if ((left > 30)); then
+    timeout -k 5 $((left < most ? left : most)) "$python" -m "benchmarks.gpu.$@" || echo "FAILED: $*"
+    echo "== $((SECONDS - start)) s, at $((SECONDS - began)): $*"
+  else
+    echo "LEFT OUT, no time: $*"
+  fi
+  [[ -z ${TRINITY_BENCH_TURNS:-} ]] || touch "$TRINITY_BENCH_TURNS/$1.ended.ready"
 }
-train() { run 150 train; }
-rollout() { run 210 rollout --tokenizer "$tokenizer" --new-tokens 256 --rounds 1; }
-grpo() { run 300 grpo --tokenizer "$tokenizer" --steps 6; }
+# in_turns NAME COUNT: from here on, of that many programs that wait for each other
+in_turns() { export TRINITY_BENCH_TURNS=$turns/$1 TRINITY_BENCH_PROGRAMS=$2; mkdir -p "$TRINITY_BENCH_TURNS"; }
+rollout() { run 230 rollout --tokenizer "$tokenizer" --new-tokens 256 --rounds 1 "$@"; }
+verl() { PYTHONPATH=${VERL_PYTHONPATH:+$VERL_PYTHONPATH:}${PYTHONPATH:-} run 230 verl; }
+grpo() { run 300 grpo --tokenizer "$tokenizer" --steps 5; }
+# rollout's three programs and verl on one GPU
+samplers() { (in_turns samplers 4; rollout --kinds with_logprobs without & verl & wait); }
 
-if ((gpus == 1)); then
-  train
-  rollout
+if ((${#gpus[@]} == 1)); then
+  run 150 train
+  samplers
   grpo
-  run 140 verl
   echo "LEFT OUT, they need two GPUs: sync ranks overlap"
 else
-  (export CUDA_VISIBLE_DEVICES=0; train; run 150 verl) &
-  (export CUDA_VISIBLE_DEVICES=1; rollout) &
+  (export CUDA_VISIBLE_DEVICES=${gpus[0]}; run 150 train) &
+  (export CUDA_VISIBLE_DEVICES=${gpus[1]}; samplers) &
   wait
   grpo
-  run 90 sync --tokenizer "$tokenizer"
-  run 90 ranks
+  # one engine, two engines, a trainer's two ranks, and weights on their way, on two GPUs
+  (in_turns pairs 4; rollout --parts ours --engines 2 --share 0.4 & run 230 ranks & run 230 sync --tokenizer "$tokenizer" & wait)
   run 190 overlap --tokenizer "$tokenizer" --steps 9 --offset 1
 fi
+rm -rf "$turns"

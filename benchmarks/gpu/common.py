@@ -79,6 +79,23 @@ def step_flops(shape: str, lengths: list[int], num_trained: int) -> float:
     return 3 * found.forward_flops(lengths, num_trained)
 
 
+def visible_gpus() -> list[str]:
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given:
+        return given.split(",")
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    return [str(number) for number in range(len(listed.stdout.splitlines()))]
+
+
+def used_bytes() -> int:
+    """Of the first visible GPU's memory, by all programs."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible_gpus()[0]))
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
 def card() -> str:
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
 

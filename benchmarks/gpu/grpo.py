@@ -4,7 +4,8 @@
 
 0.5B-shaped model, 64 prompts x 8 samples of 256 tokens a step, one update a step, bf16, no
 reference model. TRL samples with vLLM on the same GPU too, or, where that fails, with its own
-generation; the result says which. On two GPUs both run at once.
+generation; the result says which. On two GPUs both run at once; on one TRL's program loads its
+packages meanwhile, and takes the GPU when ours is done with it.
 """
 
 import argparse
@@ -15,8 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-from benchmarks.gpu.common import model_folder, write
-from benchmarks.gpu.rollout import visible_gpus
+from benchmarks.gpu.common import model_folder, visible_gpus, write
 from benchmarks.gpu.runs import (
     NEW_TOKENS,
     NUM_PROMPTS,
@@ -40,8 +40,14 @@ def with_trinity(model: str, num_steps: int, folder: Path) -> dict[str, object]:
     }
 
 
-def with_trl(model: str, num_steps: int, folder: Path, gpu: str) -> dict[str, object]:
-    """With vLLM if that runs, else with TRL's own generation; and why not with vLLM."""
+def with_trl(
+    model: str, num_steps: int, folder: Path, gpu: str, is_free: Path
+) -> dict[str, object]:
+    """With vLLM if that runs, else with TRL's own generation; and why not with vLLM.
+
+    Args:
+        is_free: A file that is there once the GPU may be used.
+    """
     why = ""
     write_prompts(folder / "prompts.jsonl", num_steps)
     for sampler in ("vllm", "own"):
@@ -52,7 +58,7 @@ def with_trl(model: str, num_steps: int, folder: Path, gpu: str) -> dict[str, ob
                 *("--model", model, "--out", str(out)),
                 *("--prompts", str(folder / "prompts.jsonl"), "--steps", str(num_steps)),
                 *("--num-samples", str(NUM_SAMPLES), "--new-tokens", str(NEW_TOKENS)),
-                *("--sampler", sampler),
+                *("--sampler", sampler, "--wait-for", str(is_free)),
             ],
             capture_output=True,
             text=True,
@@ -82,22 +88,26 @@ def main() -> None:
     result: dict[str, object] = {"prompts": NUM_PROMPTS, "samples": NUM_SAMPLES}
     result["new_tokens"] = NEW_TOKENS
 
-    def ours(folder: Path) -> None:
-        found["trinity"] = with_trinity(model, args.steps, folder)
-        write("gpu_grpo", {**result, **found})
+    def ours(folder: Path, is_free: Path) -> None:
+        try:
+            found["trinity"] = with_trinity(model, args.steps, folder)
+            write("gpu_grpo", {**result, **found})
+        finally:
+            is_free.touch()
 
-    def theirs(folder: Path) -> None:
-        found["trl"] = with_trl(model, args.steps, folder, gpus[-1])
+    def theirs(folder: Path, is_free: Path) -> None:
+        found["trl"] = with_trl(model, args.steps, folder, gpus[-1], is_free)
         write("gpu_grpo", {**result, **found})
 
     with run_folder("grpo_trinity") as one, run_folder("grpo_trl") as other:
-        jobs = {"trinity": lambda: ours(one), "trl": lambda: theirs(other)}
+        is_free = other / "gpu_is_free"
+        if len(gpus) > 1 or args.only == "trl":
+            is_free.touch()
+        jobs = {"trinity": lambda: ours(one, is_free), "trl": lambda: theirs(other, is_free)}
         wanted = [job for name, job in jobs.items() if args.only in (None, name)]
         threads = [threading.Thread(target=job) for job in wanted]
         for thread in threads:
             thread.start()
-            if len(gpus) == 1:
-                thread.join()
         for thread in threads:
             thread.join()
     own = found.get("trinity", {}).get("samples_per_second")

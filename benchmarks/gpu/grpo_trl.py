@@ -1,6 +1,8 @@
 """TRL's side of `grpo.py`: a few GRPOTrainer steps on one GPU, timed."""
 
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +23,15 @@ WITH_VLLM: dict[str, Any] = {
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--sampler", choices=["vllm", "own"], required=True)
+    parser.add_argument("--wait-for", type=Path, required=True, help="there once the GPU is free")
     options = parser.parse_args()
-    sampling = WITH_VLLM if options.sampler == "vllm" else {}
+    sampling: dict[str, Any] = {}
+    if options.sampler == "vllm":
+        import vllm  # noqa: F401  # what takes time of it, before the GPU is used
+
+        sampling = WITH_VLLM
+    while not options.wait_for.exists():
+        time.sleep(0.2)
     times = train(options, ROWS_A_PASS, logging_strategy="no", **sampling)
     peak = torch.cuda.max_memory_allocated() / 2**30
     options.out.write_text(json.dumps({"step_seconds": times.step_seconds, "peak_gib": peak}))

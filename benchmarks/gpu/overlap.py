@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from benchmarks.gpu.common import model_folder, write
-from benchmarks.gpu.rollout import visible_gpus
+from benchmarks.gpu.common import model_folder, visible_gpus, write
 from benchmarks.gpu.runs import NUM_PROMPTS, NUM_SAMPLES, run_folder, trinity_run
 
 WARM_STEPS = 4

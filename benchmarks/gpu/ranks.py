@@ -7,6 +7,7 @@ Where the time of a late step goes lies beside the results, as ranks_profile_<ra
 """
 
 import asyncio
+import itertools
 import os
 import statistics
 import tempfile
@@ -20,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.common import RESULTS, model_folder, write
 from benchmarks.gpu.train import PPO, batch_of
+from benchmarks.gpu.turns import my_turn
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.optimizer import OptimizerSettings
@@ -34,6 +36,7 @@ from trinity.utils import actor
 
 NAMESPACE = "benchmark"
 NUM_STEPS = 8
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,13 @@ async def steps(engine: TrainEngine, num_steps: int) -> Steps:
     await engine.prepare()
     batch = a_batch()
     figures, seconds = [], []
-    for _ in range(num_steps):
-        start = time.perf_counter()
-        metrics = await engine.forward_backward(batch, PPO)
-        metrics |= await engine.optim_step()
-        seconds.append(time.perf_counter() - start)
-        figures.append((metrics["actor/final_loss"], metrics["actor/grad_norm"]))
+    async with my_turn("steps"):
+        for _ in range(num_steps):
+            start = time.perf_counter()
+            metrics = await engine.forward_backward(batch, PPO)
+            metrics |= await engine.optim_step()
+            seconds.append(time.perf_counter() - start)
+            figures.append((metrics["actor/final_loss"], metrics["actor/grad_norm"]))
     await engine.close()
     return Steps(figures, statistics.median(seconds[2:]), seconds)
 
@@ -131,7 +135,9 @@ async def in_ranks(
     """A trainer of several processes, each with a GPU of its own."""
     ranks: list[Any] = [
         actor.spawn(
-            kind, settings, None, RankSettings(n, num_ranks), name=f"{num_ranks}_{n}", **placed()
+            *(kind, settings, None, RankSettings(n, num_ranks)),
+            name=f"{next(_NUMBERS)}_{n}",
+            **placed(),
         )
         for n in range(num_ranks)
     ]

@@ -6,9 +6,9 @@
 processes, model wrapper and engine process, as in a run, with one engine and (``--engines 2``) with
 two. Bare: `vllm.LLM.generate` on the same prompts, with the logprobs that training needs, as
 dictionaries and as flat lists, and without; as vLLM runs this model by itself (``bare``), and with
-the model runner that our engine chooses (``bare_v2``). `--part engine` is our engine alone, in this
-process, and a profile of it in the results' folder. Each on GPUs of its own, all at once, where
-there are enough; else side by side on one, and measured in turns, round by round.
+the model runner that our engine chooses (``bare_v2``). All start side by side on the first GPUs,
+and are measured in turns, round by round. `--part engine` is our engine alone, in this process, and
+a profile of it in the results' folder.
 """
 
 import argparse
@@ -23,15 +23,15 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.gpu.common import RESULTS, model_folder, write
-from benchmarks.gpu.turns import COUNT, FOLDER, turn, wait_for_all
+from benchmarks.gpu.common import RESULTS, model_folder, visible_gpus, write
+from benchmarks.gpu.turns import COUNT, FOLDER, my_turn
 
 BARE = ("bare", "bare_v2")
+KINDS = ("with_logprobs", "with_flat_logprobs", "without")
 
 _CACHE_BYTES = 8 * 2**30  # of keys and values, of each engine
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -61,6 +61,7 @@ def bare(args: argparse.Namespace, model: str) -> dict[str, list[float]]:
         "model": model, "ids": prompt_ids(args, model), "samples": args.samples,
         "new_tokens": args.new_tokens, "rounds": args.rounds, "max_model_len": args.max_model_len,
         "share": args.share, "cache_bytes": _CACHE_BYTES, "name": args.part,
+        "kinds": args.kinds,
     }  # fmt: skip
     environment = os.environ | ({_RUNNER: "1"} if args.part == "bare_v2" else {})
     with tempfile.TemporaryDirectory() as folder:
@@ -150,8 +151,7 @@ async def through_explorer(args: argparse.Namespace, plan: Any) -> list[float]:
     reporter = SimpleNamespace(report=lambda role, step, metrics: None)
     explorer, _ = build_explorer.build(plan, VersionBoard(), buffers, reporter)  # type: ignore[arg-type]
     await explorer.prepare()
-    await asyncio.to_thread(wait_for_all, "ours")
-    seconds = []
+    name, seconds = f"ours_{len(explorer.engines)}", []
     for round_ in range(args.rounds + 1):
         tasks = [
             Task(
@@ -163,8 +163,7 @@ async def through_explorer(args: argparse.Namespace, plan: Any) -> list[float]:
             )
             for text in questions(prompts_of(args))
         ]
-        with ExitStack() as stack:
-            await asyncio.to_thread(stack.enter_context, turn())
+        async with my_turn(name):
             start = time.perf_counter()
             explorer.scheduler.submit(round_, tasks)
             result = await explorer.scheduler.collect(round_)
@@ -231,47 +230,25 @@ def result_of(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def all_parts(args: argparse.Namespace, gpus: list[str]) -> dict[str, dict[str, float]]:
-    """What each part found, by its name and its number of engines."""
-    if len(gpus) == 1:
-        return in_turns(args, gpus)
-    wanted = [("ours", 1), *((part, 1) for part in BARE)]
+    """What each part found, by its name and its number of engines; all share the first GPUs."""
+    wanted = [(part, 1) for part in args.parts]
     wanted += [("ours", args.engines)] if args.engines > 1 else []
-    running: dict[str, subprocess.Popen[str]] = {}
-    found: dict[str, dict[str, float]] = {}
-    free = list(gpus)
-    for part, engines in wanted:
-        if len(free) < engines:
-            found |= {name: result_of(process) for name, process in running.items()}
-            running, free = {}, list(gpus)
-        mine, free = free[:engines], free[engines:]
-        running[f"{part}_{engines}"] = start_part(part, engines, mine, [])
-    return found | {name: result_of(process) for name, process in running.items()}
-
-
-def in_turns(args: argparse.Namespace, gpus: list[str]) -> dict[str, dict[str, float]]:
-    """All parts on one GPU."""
-    parts = ("ours", *BARE)
-    share = ["--share", str(args.share / len(parts))]
-    with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(len(parts)) as pool:
+    share = ["--share", str(args.share / len(wanted))]
+    with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(len(wanted)) as pool:
         folder = os.environ.get(FOLDER, made)
-        os.environ |= {FOLDER: folder, COUNT: str(len(parts))}
+        os.environ[FOLDER] = folder
+        os.environ.setdefault(COUNT, str(len(wanted)))
 
-        def measured(part: str) -> dict[str, float]:
-            found = result_of(start_part(part, 1, gpus, share))
-            Path(folder, f"{part}.ended.ready").touch()  # nobody waits for one that failed
+        def measured(part: str, engines: int) -> dict[str, float]:
+            found = result_of(start_part(part, engines, gpus[:engines], share))
+            Path(folder, f"{part}_{engines}.ended.ready").touch()  # nobody waits for a failed one
             return found
 
+        results = pool.map(lambda one: measured(*one), wanted)
         return {
-            f"{part}_1": found for part, found in zip(parts, pool.map(measured, parts), strict=True)
+            f"{part}_{engines}": found
+            for (part, engines), found in zip(wanted, results, strict=True)
         }
-
-
-def visible_gpus() -> list[str]:
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given:
-        return given.split(",")
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
-    return [str(number) for number in range(len(listed.stdout.splitlines()))]
 
 
 def main() -> None:
@@ -284,6 +261,8 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--share", type=float, default=0.8, help="of a GPU's memory, of all parts")
+    parser.add_argument("--parts", nargs="+", choices=["ours", *BARE], default=["ours", *BARE])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of bare vLLM")
     parser.add_argument("--part", choices=["ours", *BARE, "engine"], help="only this, printed")
     args = parser.parse_args()
     if args.part:
@@ -291,7 +270,7 @@ def main() -> None:
         return
     model_folder("0.5b", args.tokenizer)
     found = all_parts(args, visible_gpus())
-    own = found["ours_1"].get("tokens_per_second")
+    own = found.get("ours_1", {}).get("tokens_per_second")
     result: dict[str, object] = {
         "samples": args.prompts * args.samples,
         "new_tokens": args.new_tokens,
@@ -300,14 +279,14 @@ def main() -> None:
         "explorer_tokens_per_second": own,
     }
     for part in BARE:
-        for kind, rate in found[f"{part}_1"].items():
+        for kind, rate in found.get(f"{part}_1", {}).items():
             result[f"{part}_{kind}_tokens_per_second"] = rate
             if own:
                 result[f"ratio_to_{part}_{kind}"] = own / rate
     more = found.get(f"ours_{args.engines}", {}).get("tokens_per_second")
     if own and more and args.engines > 1:
         result |= {f"{args.engines}_engines_tokens_per_second": more, "scaling": more / own}
-    write("gpu_rollout", result)
+    write("gpu_rollout" if "bare" in args.parts else "gpu_rollout_scaling", result)
 
 
 if __name__ == "__main__":

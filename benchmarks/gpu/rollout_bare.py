@@ -29,10 +29,11 @@ def main() -> None:
         logprobs_mode="processed_logprobs",
     )
     asked: list[Any] = [{"prompt_token_ids": ids} for ids in given["ids"]]
-    found: dict[str, list[float]] = {name: [] for name, _, _ in KINDS}
+    kinds = [kind for kind in KINDS if kind[0] in given["kinds"]]
+    found: dict[str, list[float]] = {name: [] for name, _, _ in kinds}
     wait_for_all(given["name"])
     for round_ in range(given["rounds"] + 1):
-        for name, logprobs, is_flat in KINDS:
+        for name, logprobs, is_flat in kinds:
             params = SamplingParams(
                 n=given["samples"],
                 max_tokens=given["new_tokens"],

@@ -9,12 +9,22 @@ Model FLOPs utilisation of a 1.5B-shaped model on packs of 8k tokens, tokens a s
 
 import argparse
 import asyncio
+import gc
 import statistics
 import time
+from functools import cache
 
 import torch
+from torch.nn.attention import current_flash_attention_impl
 
-from benchmarks.gpu.common import PEAK_FLOPS, config_of, model_folder, step_flops, write
+from benchmarks.gpu.common import (
+    PEAK_FLOPS,
+    config_of,
+    model_folder,
+    step_flops,
+    used_bytes,
+    write,
+)
 from trinity.common.config.memory import trainer_memory
 from trinity.common.config.shape import find_shape
 from trinity.common.experience import EID, Experience
@@ -52,7 +62,7 @@ def batch_of(groups: int, samples: int, prompt: int, response: int, shape: str) 
 async def measure(
     shape: str, batch: TrainBatch, max_tokens: int, steps: int = 8, **changes: object
 ) -> dict[str, float]:
-    """Median seconds of a step, and the peak of memory."""
+    """Median seconds of a step, and the peak of memory: of tensors, and with the driver's."""
     settings = TorchEngineSettings(
         model_folder(shape),
         device="cuda",
@@ -79,19 +89,29 @@ async def measure(
             first = end - start
         if step >= 3:
             seconds.append((end - start, middle - start))
-    free, total = torch.cuda.mem_get_info()
-    context = total - free - torch.cuda.memory_reserved()
-    peak = (torch.cuda.max_memory_allocated() + context) / 2**30
+    tensors, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    driver = used_bytes() - torch.cuda.memory_reserved() - bytes_of_others()
     await engine.close()
     del engine
+    gc.collect()
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     return {
         "step_s": statistics.median(whole for whole, _ in seconds),
         "gradient_s": statistics.median(part for _, part in seconds),
         "first_step_s": first,
         "load_s": loaded - started,
-        "peak_gib": peak,
+        "peak_gib": (tensors + driver) / 2**30,
+        "peak_of_tensors_gib": tensors / 2**30,
+        "peak_reserved_gib": reserved / 2**30,
+        "driver_gib": driver / 2**30,
     }
+
+
+@cache
+def bytes_of_others() -> int:
+    """What is in use on the GPU before this program takes any: first called before that."""
+    return used_bytes()
 
 
 def lengths_of(batch: TrainBatch) -> list[int]:
@@ -159,7 +179,7 @@ def estimated(shape: str, rows: int, max_tokens: int, compiles: bool) -> float:
             "use_torch_compile": compiles,
             "enable_shared_prefix": False,
         },
-        "algorithm": {"algorithm_type": "grpo"},
+        "algorithm": {"algorithm_type": "grpo", "kl_loss_fn": "none"},
         "buffer": {"train_batch_size": rows, "batch_size": 1},
     }
     config = derive(Config.model_validate(given)).config
@@ -173,7 +193,7 @@ async def main() -> None:
     parser.add_argument("--only", choices=["mfu", "small", "shared"], default=None)
     parser.add_argument("--eager", action="store_true", help="measure without torch.compile too")
     args = parser.parse_args()
-    result: dict[str, object] = {}
+    result: dict[str, object] = {"in_use_before_gib": bytes_of_others() / 2**30}
     kinds = [False, True] if args.eager else [True]
     for compiles in kinds:
         name = "compiled" if compiles else "eager"
@@ -187,6 +207,7 @@ async def main() -> None:
             print(result, flush=True)
         if args.only in (None, "shared"):
             result[f"shared_prefix_{name}"] = await shared(compiles)
+    result["flash_attention"] = current_flash_attention_impl() or "of PyTorch"
     write("gpu_train", result)
 
 

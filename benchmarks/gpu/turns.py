@@ -1,13 +1,15 @@
 """Programs that share a GPU and are measured in turns: all ready first, then one at a time.
 
-They find each other through the folder in ``TRINITY_BENCH_TURNS``; without it nobody waits.
+They find each other through the folder in ``TRINITY_BENCH_TURNS``; how many they are says
+``TRINITY_BENCH_PROGRAMS``. Without these nobody waits.
 """
 
+import asyncio
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 FOLDER = "TRINITY_BENCH_TURNS"
@@ -20,7 +22,7 @@ _POLL_S = 0.2
 def wait_for_all(name: str) -> None:
     """Return once as many programs as there are have come here; this one is ``name``."""
     given = os.environ.get(FOLDER)
-    if given is None:
+    if given is None or COUNT not in os.environ:
         return
     folder, deadline = Path(given), time.monotonic() + _TIMEOUT_S
     (folder / f"{name}.ready").touch()
@@ -41,3 +43,12 @@ def turn() -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     time.sleep(_POLL_S)
+
+
+@asynccontextmanager
+async def my_turn(name: str) -> AsyncIterator[None]:
+    """`wait_for_all` and then `turn`, while the event loop goes on."""
+    await asyncio.to_thread(wait_for_all, name)
+    with ExitStack() as stack:
+        await asyncio.to_thread(stack.enter_context, turn())
+        yield

@@ -1,41 +1,61 @@
-"""veRL's FSDP2 engine beside the torch trainer: the same ten steps of GRPO on one and two GPUs.
+"""veRL's FSDP engines beside the torch trainer: the same steps of GRPO on one and two GPUs.
 
     python -m benchmarks.gpu.verl
 
-A 0.6B-shaped model in bf16, 32 rows of 1,024 tokens a step. Without flash-attn veRL pads its rows.
+A 0.6B-shaped model in bf16, 32 rows of 1,024 tokens a step: ten steps of `fsdp2` on one and on two
+GPUs, three of `fsdp`. Without flash-attn veRL pads its rows, and takes log-probabilities token by
+token in a Python loop unless its fused kernels are on (`--fused ""` for that).
 """
+
+import argparse
 
 import torch
 
 from benchmarks.gpu.ranks import Steps, a_batch, alone, in_cluster, in_ranks, settings_of
 from trinity.trainer.backends.verl.rank import VerlTrainRank
-from trinity.trainer.backends.verl.settings import VerlEngineSettings
+from trinity.trainer.backends.verl.settings import Strategy, VerlEngineSettings
 
-NUM_STEPS = 10
+_MODEL = "actor_rollout_ref.model"
+_NUM_STEPS = 10
 
 
 def figures(found: Steps, wanted: Steps) -> dict[str, object]:
+    num_steps = len(found.figures)
     return {
         "loss_and_norm": found.figures,
         "first_norm_difference": found.norm_difference(wanted, 1),
-        "max_norm_difference": found.norm_difference(wanted),
-        "max_loss_difference": found.loss_difference(wanted),
+        "max_norm_difference": found.norm_difference(wanted, num_steps),
+        "max_loss_difference": found.loss_difference(wanted, num_steps),
         "step_s": found.seconds,
         "samples_per_second": len(a_batch()) / found.seconds,
         "speed_beside_torch_on_one_gpu": wanted.seconds / found.seconds,
     }
 
 
-async def measure() -> dict[str, object]:
-    wanted = await alone(NUM_STEPS)
-    result: dict[str, object] = {"torch_1_gpu": figures(wanted, wanted)}
-    settings = VerlEngineSettings.of(settings_of(), strategy="fsdp2")
-    for num_ranks in (1, 2)[: torch.cuda.device_count()]:
-        found = await in_ranks(VerlTrainRank, settings, num_ranks, NUM_STEPS)
-        result[f"verl_{num_ranks}_gpu"] = figures(found, wanted)
+async def measure(fused: str) -> dict[str, object]:
+    wanted = await alone(_NUM_STEPS)
+    result: dict[str, object] = {
+        "fused_kernels": fused or None,
+        "torch_1_gpu": figures(wanted, wanted),
+    }
+    verl: dict[str, object] = {}
+    if fused:
+        verl[f"{_MODEL}.use_fused_kernels"] = True
+        verl[f"{_MODEL}.fused_kernel_options.impl_backend"] = fused
+    wishes: list[tuple[Strategy, int, int]] = [("fsdp2", 1, _NUM_STEPS), ("fsdp", 1, 3)]
+    wishes += [("fsdp2", 2, _NUM_STEPS), ("fsdp", 2, 3)]
+    for strategy, num_ranks, num_steps in wishes:
+        if num_ranks > torch.cuda.device_count():
+            continue
+        settings = VerlEngineSettings.of(settings_of(), strategy=strategy, verl=verl)
+        found = await in_ranks(VerlTrainRank, settings, num_ranks, num_steps)
+        result[f"{strategy}_{num_ranks}_gpu"] = figures(found, wanted)
         print(result, flush=True)
     return result
 
 
 if __name__ == "__main__":
-    in_cluster("gpu_verl", measure)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fused", choices=["torch", "triton", ""], default="torch")
+    args = parser.parse_args()
+    in_cluster("gpu_verl", lambda: measure(args.fused))

@@ -37,6 +37,20 @@ class Part:
     how: str
 
 
+@dataclass(frozen=True)
+class Passing:
+    """A pass with gradients: its tokens, and what a layer, all layers and the output layer take."""
+
+    tokens: int
+    layer: float
+    activations: Part
+    logits: Part
+
+    @property
+    def whole(self) -> float:
+        return self.activations.bytes + self.logits.bytes
+
+
 def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]:
     """Parts of the memory of one training GPU. ``config`` must be filled in.
 
@@ -61,14 +75,19 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
         how = f"{width} bytes, to tell what changes (synchronizer.delta)"
         parts.append(Part("weights of the version before", shape.parameters * width, how))
     compiled = is_compiled(config, shards)
-    passing = [
+    tokens = micro_batch_tokens(config, settings.actor)
+    layer = tokens * _layer_bytes(config, shape, width, compiled)
+    passing = Passing(
+        *(tokens, layer),
         _activations(config, shape, settings.actor, width, compiled),
-        _logits(config, shape, micro_batch_tokens(config, settings.actor), width),
-    ]
-    parts += passing
+        _logits(config, shape, tokens, width),
+    )
     if config.cluster.gpu_per_node:
-        return [*parts, Part("CUDA and libraries", _CONTEXT, "about")]
-    slack = _CPU_SLACK * sum(part.bytes for part in passing)
+        gradients = _gpu_gradients(config, shape, settings.actor, shards, passing)
+        context = Part("CUDA and libraries", _CONTEXT, "about")
+        return [*parts, gradients, passing.activations, passing.logits, context]
+    parts += [passing.activations, passing.logits]
+    slack = _CPU_SLACK * passing.whole
     parts.append(Part("buffers", slack, f"of passes: {_CPU_SLACK:.0%} of the last two"))
     parts += _weights_sent(config, shape, width)
     return [*parts, Part("Python and libraries", _CPU_LIBRARIES, "about")]
@@ -100,11 +119,35 @@ def _model_state(
     master = _MASTER_BYTES if width < _MASTER_BYTES or config.model.lora_configs else 0
     if width < _MASTER_BYTES and not config.cluster.gpu_per_node and shards == 1:
         master = _SPLIT_MASTER_BYTES
-    grad = trained * _GRAD_BYTES / shards
-    parts.append(Part(f"{name} gradients", grad, f"4 bytes / {shards}"))
+    if not config.cluster.gpu_per_node:
+        grad = trained * _GRAD_BYTES / shards
+        parts.append(Part(f"{name} gradients", grad, f"4 bytes / {shards}"))
     state = 0 if settings.optimizer_offload else trained * (master + _ADAM_BYTES) / shards
     how = away if settings.optimizer_offload else f"{master + _ADAM_BYTES} bytes / {shards}"
     return [*parts, Part(f"{name} optimizer", state, how)]
+
+
+def _gpu_gradients(
+    config: Config, shape: ModelShape, actor: PartSettings, shards: int, passing: Passing
+) -> Part:
+    """Gradients on a GPU beside what one pass takes: one model is trained at a time.
+
+    With several passes a step those of the first are there in the others. With one they come as
+    its activations go, layer by layer, but for those of the tables at both ends, which are there
+    from the start; in the end all are there, and one layer's activations.
+    """
+    has_adapter = bool(config.model.lora_configs)
+    trained = lora_parameters(config, shape) if has_adapter else shape.parameters
+    whole = trained * _GRAD_BYTES / shards
+    table = shape.vocabulary * shape.hidden * _GRAD_BYTES
+    if shards == 1 and not has_adapter and actor.optimizer_offload:
+        return Part("gradients", table, "of the output layer; the others go to CPU memory")
+    has_one_pass = passing.tokens == _batch_tokens(config)
+    if shards > 1 or has_adapter or not has_one_pass:
+        return Part("gradients", whole, f"4 bytes / {shards}")
+    early = table if shape.is_tied else 2 * table
+    late = whole + passing.layer - passing.whole
+    return Part("gradients", max(early, late), "those that are there beside the activations")
 
 
 def lora_parameters(config: Config, shape: ModelShape) -> int:
@@ -136,10 +179,7 @@ def _activations(
     config: Config, shape: ModelShape, settings: PartSettings, width: int, compiled: bool
 ) -> Part:
     tokens = micro_batch_tokens(config, settings)
-    on_gpu = config.cluster.gpu_per_node > 0
-    layer = (
-        layer_activation_bytes(shape, width, compiled) if on_gpu else lean_layer_bytes(shape, width)
-    )
+    layer = _layer_bytes(config, shape, width, compiled)
     if settings.gradient_checkpointing:
         kept = shape.layers * shape.hidden * width + layer
         how = f"{tokens:,} tokens, one layer at a time"
@@ -147,6 +187,13 @@ def _activations(
         kept = shape.layers * layer
         how = f"{tokens:,} tokens, {shape.layers} layers"
     return Part("activations", tokens * (kept + 2 * shape.hidden * width), how)
+
+
+def _layer_bytes(config: Config, shape: ModelShape, width: int, compiled: bool) -> int:
+    """What one layer keeps of one token for the backward pass."""
+    if config.cluster.gpu_per_node:
+        return layer_activation_bytes(shape, width, compiled)
+    return lean_layer_bytes(shape, width)
 
 
 def micro_batch_tokens(config: Config, settings: PartSettings) -> int:
@@ -175,10 +222,13 @@ def layer_activation_bytes(shape: ModelShape, width: int, compiled: bool = False
     Two norms (the input in float32 and the output), queries, keys, values and the attention's
     output before and after rotation, and the four tensors of a gated MLP. A compiled layer computes
     what is cheap again: it keeps inputs and outputs of the norms, of attention and of the matrices.
+    Models that normalise queries and keys keep these from before that too.
     """
+    normed = shape.query + shape.kv if shape.norms_heads else 0
     if compiled:
-        return width * (4 * shape.hidden + 2 * shape.query + 2 * shape.kv + 3 * shape.mlp)
-    norms = 2 * (4 + 2 * width) * shape.hidden
+        kept = 4 * shape.hidden + 2 * shape.query + 2 * shape.kv + normed + 3 * shape.mlp
+        return width * kept
+    norms = (4 + 2 * width) * (2 * shape.hidden + normed)
     attention = width * (2 * shape.query + 3 * shape.kv)
     return norms + attention + 4 * width * shape.mlp
 

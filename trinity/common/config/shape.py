@@ -22,6 +22,8 @@ _USUAL = (
     (float("inf"), 80, 8192, 29568, 152064),
 )
 """Up to how many parameters: layers, hidden size, MLP size and vocabulary, as is usual."""
+_NORMING_HEADS = ("qwen3", "gemma3", "gemma4", "olmo2", "olmo3", "olmoe", "exaone4", "apertus")
+"""What the types of models begin with that normalise queries and keys; configs do not say it."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class ModelShape:
         query: Width of queries.
         vocabulary: Tokens.
         is_guess: Whether only the name told the size.
+        norms_heads: Whether queries and keys are normalised, head by head (Qwen3, Gemma 3).
+        is_tied: Whether the output layer has the embedding's weight.
     """
 
     parameters: int
@@ -47,6 +51,8 @@ class ModelShape:
     query: int
     vocabulary: int
     is_guess: bool = False
+    norms_heads: bool = False
+    is_tied: bool = True
 
     def forward_flops(self, lengths: Sequence[int], num_logits: int) -> float:
         """FLOPs of a forward pass over sequences of ``lengths`` tokens, each computed alone.
@@ -82,9 +88,14 @@ def shape_of(config: dict[str, Any]) -> ModelShape | None:
     mlp, experts, active = _mlp(config, hidden)
     attention = hidden * (query + 2 * kv) + query * hidden
     layer = attention + 3 * hidden * mlp * experts + 2 * hidden
-    tables = vocabulary * hidden * (1 if config.get("tie_word_embeddings", False) else 2)
-    parameters = layers * layer + tables + hidden
-    return ModelShape(parameters, layers, hidden, mlp * active, kv, query, vocabulary)
+    is_tied = bool(config.get("tie_word_embeddings", False))
+    parameters = layers * layer + vocabulary * hidden * (1 if is_tied else 2) + hidden
+    norms_heads = str(config.get("model_type", "")).startswith(_NORMING_HEADS)
+    return ModelShape(
+        *(parameters, layers, hidden, mlp * active, kv, query, vocabulary),
+        norms_heads=norms_heads,
+        is_tied=is_tied,
+    )
 
 
 def _mlp(config: dict[str, Any], hidden: int) -> tuple[int, int, int]:

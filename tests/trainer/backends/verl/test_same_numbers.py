@@ -26,6 +26,20 @@ async def test_grpo_of_five_steps(tmp_path, world_size, tied):
         assert_same(await grpo(engine, range(5)), wanted)
 
 
+async def test_grpo_with_fused_kernels_in_processes_of_their_own(tmp_path):
+    """veRL changes the model's class for them, for good."""
+    given = settings(model_folder(tmp_path / "model"))
+    model = "actor_rollout_ref.model"
+    fused = {
+        f"{model}.use_fused_kernels": True,
+        f"{model}.fused_kernel_options.impl_backend": "torch",
+    }
+    async with torch_engine(given) as plain:
+        wanted = await grpo(plain, range(2))
+    async with verl_engine(given, 2, verl=fused) as engine:
+        assert_same(await grpo(engine, range(2)), wanted)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 async def test_ppo_of_five_steps(tmp_path, world_size):
     given = settings(model_folder(tmp_path / "model"), has_critic=True)

@@ -30,6 +30,7 @@ from trinity.trainer.backends.torch.state import (
     ModelState,
     load_state,
 )
+from trinity.trainer.backends.torch.varlen import use_flash_attention_4
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import ModelRole, TrainedRole
 from trinity.trainer.figures import figures_of_process
@@ -160,6 +161,8 @@ class TorchTrainEngine:
             torch.set_num_threads(settings.num_threads)
         if settings.device == "cpu":
             use_tight_memory()
+        elif use_flash_attention_4():
+            self._logger.info("Attention is computed by FlashAttention 4.")
         torch.manual_seed(settings.seed)
         with self._telling("loading of the models", has_tokens=False):
             self._load_models(ranks)

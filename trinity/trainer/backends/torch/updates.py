@@ -17,6 +17,7 @@ from trinity.trainer.backends.torch.packed_model import (
     TokenOutputs,
 )
 from trinity.trainer.backends.torch.packing import PackedRows
+from trinity.trainer.backends.torch.varlen import sent
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.loss import BatchObjective
 
@@ -201,7 +202,7 @@ def _backpropagate(outputs: TokenOutputs, gradient: Mapping[str, Tensor]) -> Non
     row, column = outputs.trained.row, outputs.trained.column
     names = [name for name, value in outputs.values.items() if value.requires_grad]
     values = [outputs.values[name] for name in names]
-    found = [gradient[n][row, column].to(v.device) for n, v in zip(names, values, strict=True)]
+    found = [sent(gradient[n][row, column], v.device) for n, v in zip(names, values, strict=True)]
     torch.autograd.backward(values, found)
 
 
