@@ -161,8 +161,6 @@ class TorchTrainEngine:
             torch.set_num_threads(settings.num_threads)
         if settings.device == "cpu":
             use_tight_memory()
-        elif use_flash_attention_4():
-            self._logger.info("Attention is computed by FlashAttention 4.")
         torch.manual_seed(settings.seed)
         with self._telling("loading of the models", has_tokens=False):
             self._load_models(ranks)
@@ -177,6 +175,8 @@ class TorchTrainEngine:
             self._models["critic"] = self._placement.critic()
         if settings.device == "cpu":
             release_free_memory()  # of weights in float32
+        elif use_flash_attention_4(model.packed.model for model in self._models.values()):
+            self._logger.info("Attention is computed by FlashAttention 4.")
 
     def _plan(
         self, batch: TrainBatch, which: ModelRole, objective: BatchObjective | None
