@@ -4,7 +4,7 @@
 # (turns.py). What is not done in BUDGET_S seconds (530) is left out, and said to be. The packages
 # have to be there, and a first run leaves what it compiled in the caches of torch and vLLM.
 # Usage: benchmarks/gpu/all.sh TOKENIZER_FOLDER   (any tokenizer with a chat template)
-#   VERL_PYTHONPATH: packages that veRL wants in other versions, if they are not in the way anyhow
+#   VERL_PYTHONPATH: instead of PYTHONPATH for veRL, which wants other versions of some packages
 set -euo pipefail
 tokenizer=${1:?usage: all.sh TOKENIZER_FOLDER}
 python=${PYTHON:-python3}
@@ -25,8 +25,8 @@ run() {
 # in_turns NAME COUNT: from here on, of that many programs that wait for each other
 in_turns() { export TRINITY_BENCH_TURNS=$turns/$1 TRINITY_BENCH_PROGRAMS=$2; mkdir -p "$TRINITY_BENCH_TURNS"; }
 rollout() { run 230 rollout --tokenizer "$tokenizer" --new-tokens 256 --rounds 1 "$@"; }
-verl() { PYTHONPATH=${VERL_PYTHONPATH:+$VERL_PYTHONPATH:}${PYTHONPATH:-} run 230 verl; }
-grpo() { run 300 grpo --tokenizer "$tokenizer" --steps 5; }
+verl() { PYTHONPATH=${VERL_PYTHONPATH:-${PYTHONPATH:-}} run 230 verl; }
+grpo() { run 300 grpo --tokenizer "$tokenizer" --steps 5 "$@"; }
 # rollout's three programs and verl on one GPU
 samplers() { (in_turns samplers 4; rollout --kinds with_logprobs without & verl & wait); }
 
@@ -36,12 +36,13 @@ if ((${#gpus[@]} == 1)); then
   grpo
   echo "LEFT OUT, they need two GPUs: sync ranks overlap"
 else
-  (export CUDA_VISIBLE_DEVICES=${gpus[0]}; run 150 train) &
-  (export CUDA_VISIBLE_DEVICES=${gpus[1]}; samplers) &
+  (export CUDA_VISIBLE_DEVICES=${gpus[0]}; run 150 train; grpo --only trl) &
+  (export CUDA_VISIBLE_DEVICES=${gpus[1]}; samplers; grpo --only trinity) &
   wait
-  grpo
-  # one engine, two engines, a trainer's two ranks, and weights on their way, on two GPUs
-  (in_turns pairs 4; rollout --parts ours --engines 2 --share 0.4 & run 230 ranks & run 230 sync --tokenizer "$tokenizer" & wait)
+  # weights on their way to an engine, and a trainer's two ranks, on two GPUs
+  (in_turns pairs 2; run 150 ranks & run 150 sync --tokenizer "$tokenizer" & wait)
   run 190 overlap --tokenizer "$tokenizer" --steps 9 --offset 1
+  echo "LEFT OUT, no time for it: rollout --parts ours --engines 2 --rounds 4"
+  ((${#gpus[@]} < 4)) || echo "and of four GPUs: overlap --gpus 4 --engines 2 --offset 1 --name gpu_overlap_4"
 fi
 rm -rf "$turns"

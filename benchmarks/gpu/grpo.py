@@ -14,9 +14,10 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
-from benchmarks.gpu.common import model_folder, visible_gpus, write
+from benchmarks.gpu.common import RESULTS, model_folder, visible_gpus, write
 from benchmarks.gpu.runs import (
     NEW_TOKENS,
     NUM_PROMPTS,
@@ -27,6 +28,7 @@ from benchmarks.gpu.runs import (
 )
 
 WARM_STEPS = 3
+SIDES = ("trinity", "trl")
 
 
 def with_trinity(model: str, num_steps: int, folder: Path) -> dict[str, object]:
@@ -77,27 +79,44 @@ def with_trl(
     return {"why_not_vllm": why}
 
 
+def sides_of_today() -> dict[str, dict[str, object]]:
+    """What the file of results has of both sides, if it is of today."""
+    file = RESULTS / "gpu_grpo.json"
+    written = json.loads(file.read_text()) if file.exists() else {}
+    if written.get("when") != time.strftime("%Y-%m-%d"):
+        return {}
+    return {side: written[side] for side in SIDES if side in written}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--only", choices=["trinity", "trl"], help="leave the other out")
+    parser.add_argument("--only", choices=SIDES, help="the other stays as the file of today has it")
     args = parser.parse_args()
     gpus, model = visible_gpus(), model_folder("0.5b", args.tokenizer)
     found: dict[str, dict[str, object]] = {}
     result: dict[str, object] = {"prompts": NUM_PROMPTS, "samples": NUM_SAMPLES}
     result["new_tokens"] = NEW_TOKENS
 
+    def keep() -> None:
+        sides = {**(sides_of_today() if args.only else {}), **found}
+        own = sides.get("trinity", {}).get("samples_per_second")
+        rate = sides.get("trl", {}).get("samples_per_second")
+        if isinstance(own, float) and isinstance(rate, float):
+            result["times_trl"] = own / rate
+        write("gpu_grpo", {**result, **sides})
+
     def ours(folder: Path, is_free: Path) -> None:
         try:
             found["trinity"] = with_trinity(model, args.steps, folder)
-            write("gpu_grpo", {**result, **found})
+            keep()
         finally:
             is_free.touch()
 
     def theirs(folder: Path, is_free: Path) -> None:
         found["trl"] = with_trl(model, args.steps, folder, gpus[-1], is_free)
-        write("gpu_grpo", {**result, **found})
+        keep()
 
     with run_folder("grpo_trinity") as one, run_folder("grpo_trl") as other:
         is_free = other / "gpu_is_free"
@@ -110,11 +129,6 @@ def main() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    own = found.get("trinity", {}).get("samples_per_second")
-    rate = found.get("trl", {}).get("samples_per_second")
-    if isinstance(own, float) and isinstance(rate, float):
-        result["times_trl"] = own / rate
-    write("gpu_grpo", {**result, **found})
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
     python -m benchmarks.gpu.ranks
 
 FSDP2 over the GPUs that are here, a 0.6B-shaped model in bf16; ranks are processes as in a run.
-Where the time of a late step goes lies beside the results, as ranks_profile_<rank>.txt.
+With `--profile` where the time of the last step goes lies beside the results, as
+ranks_profile_<rank>.txt; that step takes 15 s then.
 """
 
+import argparse
 import asyncio
 import itertools
 import os
@@ -148,9 +150,10 @@ async def in_ranks(
             actor.kill(rank)
 
 
-async def measure(num_ranks: int) -> dict[str, object]:
+async def measure(num_ranks: int, profiles: bool) -> dict[str, object]:
     wanted = await alone(NUM_STEPS)
-    found = await in_ranks(ProfiledRank, settings_of(), num_ranks, NUM_STEPS)
+    kind = ProfiledRank if profiles else TorchTrainRank
+    found = await in_ranks(kind, settings_of(), num_ranks, NUM_STEPS)
     return {
         "num_ranks": num_ranks,
         "one_rank_loss_and_norm": wanted.figures,
@@ -176,4 +179,7 @@ def in_cluster(name: str, job: Callable[[], Coroutine[Any, Any, dict[str, object
 
 
 if __name__ == "__main__":
-    in_cluster("gpu_ranks", lambda: measure(min(2, torch.cuda.device_count())))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    in_cluster("gpu_ranks", lambda: measure(min(2, torch.cuda.device_count()), args.profile))

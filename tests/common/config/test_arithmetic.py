@@ -117,6 +117,55 @@ def test_memory_of_a_training_gpu():
     assert 2 * shape.parameters in [p.bytes for p in delta if "before" in p.name]
 
 
+QWEN3_0_6B = {
+    **QWEN_1_5B,
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "tokens", "peak"),
+    [(QWEN_1_5B, 8, 8192, 40.06), (QWEN_1_5B, 32, 8192, 44.98), (QWEN3_0_6B, 16, 16384, 32.48)],
+)
+def test_memory_of_a_trainer_on_a_gpu_is_what_was_measured(model, rows, tokens, peak):
+    """Peaks in GiB of compiled steps on an H200: one pack, four packs, and one of a Qwen3."""
+    config = filled(
+        {
+            "cluster": {"node_num": 1, "gpu_per_node": 1},
+            "algorithm.kl_loss_fn": "none",
+            "model": {"max_model_len": 1024, "max_response_tokens": 896},
+            "buffer.train_batch_size": rows,
+            "trainer.max_token_len_per_gpu": tokens,
+            "trainer.enable_shared_prefix": False,
+            "trainer.dtype": "bfloat16",
+        }
+    )
+    found = sum(part.bytes for part in trainer_memory(config, shape_of(model), 1)) / 2**30
+    assert found == pytest.approx(peak, rel=0.02)
+
+
+def test_gradients_beside_a_pass():
+    shape = shape_of(QWEN_1_5B)
+
+    def gradients(**edits):
+        config = filled({"cluster": {"node_num": 1, "gpu_per_node": 1}, **edits})
+        [part] = [p for p in trainer_memory(config, shape, 1) if p.name == "gradients"]
+        return part.bytes
+
+    table = 4 * shape.vocabulary * shape.hidden
+    many = {"buffer.train_batch_size": 512, "trainer.max_token_len_per_gpu": 1024}
+    assert gradients(**many) == 4 * shape.parameters
+    assert gradients(**many, **{"trainer.optimizer_offload": True}) == table
+    few = {"trainer.max_token_len_per_gpu": 8192, "buffer.train_batch_size": 4}
+    small = gradients(**few)  # so few tokens that in the end all gradients are more than these
+    assert table < small < 4 * shape.parameters
+
+
 SMOL = ModelShape(134_515_008, 30, 576, 1536, 192, 576, 49152)
 
 
