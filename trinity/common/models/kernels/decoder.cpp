@@ -46,7 +46,8 @@ static void multiply(const BFloat16* rows, long depth, const Output (&outputs)[N
     for (int i = 0; i < N; i++) {
         const Output& own = outputs[i];
         terms[i] = {rows, own.linear.packed, depth, depth, depth};
-        products[i] = {terms + i, 1, Right::packed, own.linear.bias, own.out, own.columns, own.columns};
+        products[i] = {terms + i, 1,           Right::packed, own.linear.bias,
+                       own.out,   own.columns, own.columns};
     }
     compute_products(products, N, num_rows, threads);
 }
@@ -85,7 +86,9 @@ extern "C" void decode(BFloat16* hidden, const BFloat16* cosine, const BFloat16*
         const Layer& own = layers[i];
         rms_norm(hidden, own.input_norm, normed, nullptr, num_rows, width, sizes->eps, threads);
         multiply<3>(normed, width,
-                    {{own.query, query, heads}, {own.key, key, kv_heads}, {own.value, value, kv_heads}},
+                    {{own.query, query, heads},
+                     {own.key, key, kv_heads},
+                     {own.value, value, kv_heads}},
                     num_rows, threads);
         place_heads(query, own.query_norm, cosine, sine, *sizes, num_rows, sizes->heads, threads);
         place_heads(key, own.key_norm, cosine, sine, *sizes, num_rows, sizes->kv_heads, threads);
@@ -100,7 +103,8 @@ extern "C" void decode(BFloat16* hidden, const BFloat16* cosine, const BFloat16*
         multiply<1>(mixed, heads, {{own.mixed, more, width}}, num_rows, threads);
         add(hidden, more, num_rows * width, threads);
         rms_norm(hidden, own.inner_norm, normed, nullptr, num_rows, width, sizes->eps, threads);
-        multiply<2>(normed, width, {{own.gate, gate, inner}, {own.up, up, inner}}, num_rows, threads);
+        multiply<2>(normed, width, {{own.gate, gate, inner}, {own.up, up, inner}}, num_rows,
+                    threads);
         silu_mul(gate, up, gate, num_rows * inner, threads);
         multiply<1>(gate, inner, {{own.down, more, width}}, num_rows, threads);
         add(hidden, more, num_rows * width, threads);

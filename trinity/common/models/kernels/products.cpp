@@ -31,9 +31,9 @@ namespace {
 
 constexpr long ROWS = 9, VECTORS = 3, COLUMNS = VECTORS * LANES;
 constexpr long LINE = 32;  // numbers of a line of the cache
-constexpr long DEPTH = 1536;     // of a block whose panel stays in the second cache
-constexpr long HEIGHT = 1008;    // rows whose sums stay there while the depth is longer than a block
-constexpr long STRIPE_TILES = 8; // of packed rows that use a panel one after the other
+constexpr long DEPTH = 1536;      // of a block whose panel stays in the second cache
+constexpr long HEIGHT = 1008;     // rows whose sums stay there where there are several blocks
+constexpr long STRIPE_TILES = 8;  // of packed rows that use a panel one after the other
 
 long ceil_div(long a, long b) { return (a + b - 1) / b; }
 
@@ -328,7 +328,8 @@ void add_transposed_product(const BFloat16* left, long left_row, const BFloat16*
 }
 
 // All panels of [columns, depth].
-void pack_panels(const BFloat16* from, long from_row, long columns, long depth, BFloat16* to, int threads) {
+void pack_panels(const BFloat16* from, long from_row, long columns, long depth, BFloat16* to,
+                 int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long column = 0; column < columns; column += COLUMNS)
         pack_columns(from + column * from_row, from_row, depth, columns - column,
