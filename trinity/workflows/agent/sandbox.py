@@ -147,8 +147,10 @@ async def run_python(code: str, timeout_s: float = 5.0, memory_mb: int = 1024) -
             return CodeResult(f"Not done after {timeout_s:g} s.", ok=False)
         finally:
             _kill_group(process)
+            transport = process._transport  # type: ignore[attr-defined]  # there is no public way
+            transport.get_pipe_transport(1).close()  # to wait with output unread may never end
             await process.wait()
-            process._transport.close()  # type: ignore[attr-defined]  # else it warns when collected
+            transport.close()  # else it warns when collected
     return _result(output, process.returncode)
 
 
