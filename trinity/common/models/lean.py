@@ -118,13 +118,12 @@ class LeanAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """[B, N, D] hidden states in and out, and what the attention function says of weights."""
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        parts = _linears(hidden_states, self.q_proj, self.k_proj, self.v_proj)
-        query, key, value = (part.view(shape) for part in parts)
+        query, key, value = _linears(hidden_states, self.q_proj, self.k_proj, self.v_proj)
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
+            query, key = self.q_norm(query.view(shape)), self.k_norm(key.view(shape))
         cosine, sine = (_rows(part.expand(*shape[:-2], -1)) for part in position_embeddings)
-        rotate = _Rotated.apply if torch.is_grad_enabled() else kernels.rotate_inplace
-        query, key = (rotate(part.flatten(0, 1), cosine, sine) for part in (query, key))
+        rotate = _Rotated.apply if torch.is_grad_enabled() else _rotate_inplace
+        query, key = (rotate(part.contiguous(), cosine, sine) for part in (query, key))
         query, key, value = (part.view(shape).transpose(1, 2) for part in (query, key, value))
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
@@ -283,20 +282,32 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _Rotated(torch.autograd.Function):
-    """Changes its input in place, which nothing else needs: the product of a projection."""
+    """Changes its input in place, which nothing else needs: the product of a projection.
+
+    It should be no view: of one, autograd would make the gradient of the whole anew.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
         ctx.mark_dirty(rows)
-        return kernels.rotate_inplace(rows, cosine, sine)
+        return _rotate_inplace(rows, cosine, sine)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         grad = grad.clone(memory_format=torch.contiguous_format)
         cosine, sine = ctx.saved_tensors
-        return kernels.rotate_inplace(grad, cosine, sine, is_gradient=True), None, None
+        return _rotate_inplace(grad, cosine, sine, is_gradient=True), None, None
+
+
+def _rotate_inplace(
+    rows: Tensor, cosine_MW: Tensor, sine_MW: Tensor, is_gradient: bool = False
+) -> Tensor:
+    """Rows of heads, contiguous and of any shape."""
+    heads_MHW = rows.view(len(cosine_MW), -1, cosine_MW.shape[-1])
+    kernels.rotate_inplace(heads_MHW, cosine_MW, sine_MW, is_gradient)
+    return rows
 
 
 class _GatedMLP(torch.autograd.Function):

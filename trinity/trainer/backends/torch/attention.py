@@ -289,7 +289,7 @@ def packed_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = AttentionOptions(scale, sliding_window, softcap)
-    query_NHD, key_NGD, value_NGD = (t[0].transpose(0, 1) for t in (query, key, value))
+    query_NHD, key_NGD, value_NGD = (t.squeeze(0).transpose(0, 1) for t in (query, key, value))
     varlen = attention_plan.varlen
     if varlen is not None and softcap is None and fits_varlen(query):
         out = varlen_attention(query_NHD, key_NGD, value_NGD, varlen, scale, sliding_window)
