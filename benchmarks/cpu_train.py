@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -152,10 +153,28 @@ def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float
     return clock, cpu, found["peak_memory_mb"]
 
 
+def compare(options: argparse.Namespace) -> dict[str, float]:
+    """The figures of one round: both sides, one after the other."""
+    ours, ours_cpu, ours_mb = measure("trinity", options)
+    theirs, theirs_cpu, theirs_mb = measure("padded", options)
+    return {
+        "trinity_samples_per_second": ours,
+        "padded_samples_per_second": theirs,
+        "times_padded": ours / theirs,
+        "times_padded_cpu": ours_cpu / theirs_cpu,
+        "trinity_peak_memory_mb": ours_mb,
+        "padded_peak_memory_mb": theirs_mb,
+        "memory_of_padded": ours_mb / theirs_mb,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="folder of SmolLM2-135M")
     parser.add_argument("--passes", type=int, default=3, help="passes of each, at least 2")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of both sides in turns; figures are their medians"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--shortest", type=int, default=ANSWER, help="tokens of an answer, at least"
@@ -168,18 +187,8 @@ def main() -> None:
     if options.contender:
         contend(options.contender, options)
         return
-    ours, ours_cpu, ours_mb = measure("trinity", options)
-    theirs, theirs_cpu, theirs_mb = measure("padded", options)
-    figures = {
-        "trinity_samples_per_second": round(ours, 3),
-        "padded_samples_per_second": round(theirs, 3),
-        "times_padded": round(ours / theirs, 3),
-        "times_padded_cpu": round(ours_cpu / theirs_cpu, 3),
-        "trinity_peak_memory_mb": round(ours_mb, 1),
-        "padded_peak_memory_mb": round(theirs_mb, 1),
-        "memory_of_padded": round(ours_mb / theirs_mb, 3),
-    }
-    print(json.dumps(figures))
+    figures = [compare(options) for _ in range(options.rounds)]
+    print(json.dumps({name: round(median(f[name] for f in figures), 3) for name in figures[0]}))
 
 
 if __name__ == "__main__":
