@@ -54,9 +54,7 @@ def linears(rows: Tensor, *layers: tuple["Tensor | PackedWeight", Tensor | None]
 
 def sum_of_products(*pairs: tuple[Tensor, Tensor]) -> Tensor:
     """The sum of ``rows_MK @ weight_KN`` over pairs, rounded once where the kernels do it."""
-    if are_fit(*(tensor for pair in pairs for tensor in pair)) and all(
-        rows.shape[1] % 2 == 0 for rows, _ in pairs
-    ):
+    if are_fit(*(tensor for pair in pairs for tensor in pair)):
         out = pairs[0][0].new_empty(len(pairs[0][0]), pairs[0][1].shape[1])
         _compute(len(out), _product(out, pairs, _PLAIN, None))
         return out
