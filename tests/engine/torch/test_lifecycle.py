@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -251,3 +252,39 @@ def test_rope_overrides_reach_the_model(tmp_path):
     assert (found["rope_theta"], found["rope_type"], found["factor"]) == (123.0, "linear", 2.0)
     ids = torch.tensor([prompt(9)])
     assert not torch.equal(usual(ids).logits, changed(ids).logits)
+
+
+async def test_questions_that_nobody_waits_for_do_not_end_the_engine(tmp_path):
+    folder = model_folder(tmp_path / "model")
+    engine = await ready(folder)
+    long = asyncio.create_task(engine.sample(prompt(5), replace(LONG, request_id="long")))
+    await some_steps(engine)
+    ticket = send(folder, tmp_path / "channel", version=3)
+    asked = [engine.partial("long"), engine.pause(), engine.load_weights(ticket)]
+    given_up = [asyncio.ensure_future(question) for question in asked]
+    await asyncio.sleep(0)
+    for question in given_up:
+        question.cancel()
+    await asyncio.gather(*given_up, return_exceptions=True)
+    await engine.resume()
+    assert len(await asyncio.wait_for(long, 20)) == 2
+    await engine.close()
+
+
+async def test_a_model_that_cannot_be_loaded_is_an_error_each_time(tmp_path):
+    engine = TorchEngine(TorchEngineSettings(model_path=str(tmp_path)))
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"config\.json"):
+            await asyncio.wait_for(engine.prepare(), 20)
+    await asyncio.wait_for(engine.close(), 20)
+
+
+async def test_a_worker_that_fails_leaves_nobody_waiting(tmp_path):
+    engine = await ready(model_folder(tmp_path))
+    waiting = asyncio.create_task(engine.sample(prompt(5), LONG))
+    await some_steps(engine)
+    engine._put(lambda: 1 // 0)
+    for asked in (waiting, engine.sample(prompt(5), LONG), engine.health()):
+        with pytest.raises(ConnectionError, match="ZeroDivisionError"):
+            await asyncio.wait_for(asked, 20)
+    await engine.close()

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import cached_property
+from typing import TypeVar
 
 import psutil
 import torch
@@ -37,6 +38,8 @@ from trinity.synchronizer.channel import open_weights
 from trinity.utils.log import get_logger
 from trinity.utils.memory import release_free_memory
 
+T = TypeVar("T")
+
 _KV_SHARE = 0.4  # of the memory that is free once the model is loaded
 _IDLE_S = 0.5  # without work: then free memory goes to who works, such as a trainer
 _KEPT_SHARE = 0.25  # of that, for prompts that may be used again
@@ -56,13 +59,14 @@ class TorchEngine:
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
+        self._loaded: Future[None] = Future()
         self._batcher: Batcher | None = None
         self._max_model_len = 0
         self._eos_ids: tuple[int, ...] = ()
         self._is_paused = False
         self._updates: deque[tuple[WeightTicket, Future[str]]] = deque()
         self._is_closing = False
-        self._is_closed = False
+        self._ended = ""  # why, once it has
         self._broken: BaseException | None = None
         self._requests = itertools.count()
         self._by_name: dict[str, SampleJob] = {}
@@ -70,14 +74,10 @@ class TorchEngine:
 
     async def prepare(self) -> None:
         """Load the model and be ready to sample."""
-        if self._thread is not None:
-            return
-        ready: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(ready,), name="torch-engine", daemon=True
-        )
-        self._thread.start()
-        await asyncio.wrap_future(ready)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
+            self._thread.start()
+        await asyncio.shield(asyncio.wrap_future(self._loaded))
 
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None
@@ -128,9 +128,7 @@ class TorchEngine:
         job, batcher = self._by_name.get(request_id), self._ready_batcher
         if job is None:
             return []
-        found: Future[list[list[int]]] = Future()
-        self._put(lambda: found.set_result(batcher.tokens_so_far(job)))
-        return await asyncio.wrap_future(found)
+        return await self._answer(lambda: batcher.tokens_so_far(job))
 
     async def logprobs(
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
@@ -165,14 +163,11 @@ class TorchEngine:
 
     async def pause(self) -> None:
         """Finish no further step until `resume`; requests wait."""
-        done: Future[None] = Future()
 
         def pause() -> None:
             self._is_paused = True
-            done.set_result(None)
 
-        self._put(pause)
-        await asyncio.wrap_future(done)
+        await self._answer(pause)
 
     async def resume(self) -> None:
         def resume() -> None:
@@ -206,7 +201,8 @@ class TorchEngine:
         def stop() -> None:
             self._is_closing = True
 
-        self._put(stop)
+        with contextlib.suppress(ConnectionError):
+            self._put(stop)
         await asyncio.to_thread(self._thread.join)
         self._thread = None
 
@@ -228,7 +224,12 @@ class TorchEngine:
     def _ready_batcher(self) -> Batcher:
         if self._batcher is None or self._thread is None:
             raise RuntimeError("The engine is not ready: await prepare() first.")
+        self._require_running()
         return self._batcher
+
+    def _require_running(self) -> None:
+        if self._ended:
+            raise ConnectionError(self._ended)
 
     def _refuse_other_adapter(self, adapter: str | None) -> None:
         own = self._settings.adapter
@@ -244,6 +245,21 @@ class TorchEngine:
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self._settings.model_path, self._settings.trust_remote_code)
+
+    async def _answer(self, question: Callable[[], T]) -> T:
+        """What ``question`` gives, asked by the worker between two steps."""
+        answer: Future[T] = Future()
+
+        def ask() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(question())
+            except Exception as error:  # goes to who asked
+                answer.set_exception(error)
+
+        self._put(ask)
+        return await asyncio.wrap_future(answer)
 
     async def _finished(self, job: Job) -> None:
         batcher = self._ready_batcher
@@ -273,39 +289,47 @@ class TorchEngine:
         if self._thread is None:
             raise RuntimeError("The engine is not running: await prepare() first.")
         with self._wake:
-            if self._is_closed:
-                raise ConnectionError("The engine was closed.")
+            self._require_running()
             self._inbox.append(action)
             self._wake.notify()
 
     # In the worker's thread
 
-    def _run(self, ready: "Future[None]") -> None:
+    def _run(self) -> None:
         try:
             self._batcher = self._load()
         except BaseException as error:  # whatever it is, the caller of prepare() gets it
-            ready.set_exception(error)
+            self._loaded.set_exception(error)
             return
-        ready.set_result(None)
-        while not self._is_closing:
-            for action in self._take_inbox():
-                action()
-            if self._updates and not self._is_draining:
-                self._update(*self._updates.popleft())
-            if self._is_stepping:
-                self._step()
-        self._end(self._batcher)
+        self._loaded.set_result(None)
+        try:
+            while not self._is_closing:
+                self._work()
+        except Exception as error:  # the boundary of the worker: all that wait get the error
+            self._log.exception("The engine's worker failed.")
+            self._end(self._batcher, f"The engine has failed: {error!r}")
+        else:
+            self._end(self._batcher, "The engine was closed.")
 
-    def _end(self, batcher: Batcher) -> None:
+    def _work(self) -> None:
+        for action in self._take_inbox():
+            action()
+        if self._updates and not self._is_draining:
+            self._update(*self._updates.popleft())
+        if self._is_stepping:
+            self._step()
+
+    def _end(self, batcher: Batcher, why: str) -> None:
         """Fail what is left. Nothing can be put into the inbox any more."""
         with self._wake:
-            self._is_closed = True
+            self._ended = why
         for action in self._inbox:
             action()
-        closed = ConnectionError("The engine was closed.")
+        closed = ConnectionError(why)
         batcher.fail_all(closed)
         for _, done in self._updates:
-            done.set_exception(closed)
+            if done.set_running_or_notify_cancel():
+                done.set_exception(closed)
 
     def _load(self) -> Batcher:
         settings = self._settings
@@ -387,6 +411,8 @@ class TorchEngine:
             batcher.fail_all(error)
 
     def _update(self, ticket: WeightTicket, done: "Future[str]") -> None:
+        if not done.set_running_or_notify_cancel():  # nobody waits for it any more
+            return
         batcher = self._ready_batcher
         if self._settings.update_mode == "abort":
             batcher.restart_running()
