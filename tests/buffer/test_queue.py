@@ -332,6 +332,20 @@ async def test_a_full_replay_buffer_drops_the_lowest_priority():
     assert (await storage.metrics())["dropped"] == 2
 
 
+async def test_what_a_used_one_pushes_out_is_counted_and_stays_out(tmp_path: Path):
+    time, now = clock()
+    storage = await queue(tmp_path, capacity=2, replay=replaying(1.0, decay=0.0), clock=time)
+    for version in (9, 1, 2):
+        await storage.put([experience(version, version=version)])
+        await storage.get(1, 1) if version == 9 else None
+    now[0] = 2.0
+    assert tasks_of(await storage.get(1, 1)) == [9]  # it is back, in place of the lowest
+    assert (await storage.metrics())["dropped"] == 1
+    again = await queue(tmp_path, capacity=9, replay=replaying(1.0, decay=0.0), clock=time)
+    again.load_state_dict(storage.state_dict())
+    assert sorted(tasks_of(await again.get(9, 0.0))) == [2, 9]
+
+
 async def test_the_trainer_cannot_change_what_is_replayed():
     time, now = clock()
     storage = await queue(replay=replaying(1.0), clock=time)

@@ -34,8 +34,12 @@ class Order(Protocol):
         """Take an item in; returns those that had to leave for it (maybe itself)."""
         ...
 
+    def wake(self, now: float) -> list[Item]:
+        """Put back what has cooled down by ``now``; returns those that had to leave for it."""
+        ...
+
     def get(self, now: float) -> Item | None:
-        """The next item, taken out; None if none is ready at the time ``now``."""
+        """The next item, taken out; None if none is ready. It cools down from ``now`` on."""
         ...
 
     def items(self) -> list[Item]:
@@ -61,6 +65,9 @@ class FifoOrder:
     def put(self, item: Item) -> list[Item]:
         self._items.append(item)
         self.size += len(item)
+        return []
+
+    def wake(self, now: float) -> list[Item]:
         return []
 
     def get(self, now: float) -> Item | None:
@@ -114,8 +121,13 @@ class PriorityOrder:
         self.size += len(item)
         return left
 
+    def wake(self, now: float) -> list[Item]:
+        left: list[Item] = []
+        while self._cooling and self._cooling[0][0] <= now:
+            left += self.put(heapq.heappop(self._cooling)[2])
+        return left
+
     def get(self, now: float) -> Item | None:
-        self._return_cooled(now)
         if not self._buckets:
             return None
         item = self._take(max(self._buckets))
@@ -132,10 +144,6 @@ class PriorityOrder:
 
     def next_ready(self) -> float | None:
         return self._cooling[0][0] if self._cooling else None
-
-    def _return_cooled(self, now: float) -> None:
-        while self._cooling and self._cooling[0][0] <= now:
-            self.put(heapq.heappop(self._cooling)[2])
 
     def _take(self, priority: float) -> Item:
         bucket = self._buckets[priority]

@@ -116,10 +116,8 @@ class QueueStorage(Storage):
                 self._writes = number
                 self._counts["written"] += len(experiences)
                 self._last_put = time.monotonic()
-                left = self._order.put(Item(ids, list(experiences)))
+                self._enter(Item(ids, list(experiences)))
                 self._changed.notify_all()
-            for item in left:
-                self._drop(item.ids, "no room")
         return self._metrics()
 
     async def _append(self, number: int, experiences: Sequence[Experience]) -> list[int]:
@@ -178,6 +176,7 @@ class QueueStorage(Storage):
     def _is_batch_ready(self, batch_size: int, min_version: int, step: int | None) -> bool:
         """Fill the pool as far as possible; True if no waiting would add to it."""
         self._pool = self._fresh(self._pool, min_version)
+        self._drop(self._order.wake(self._clock()))
         while len(self._pool) < batch_size:
             item = self._order.get(self._clock())
             if item is None:
@@ -221,10 +220,15 @@ class QueueStorage(Storage):
             "explorer's log, or raise max_read_timeout.",
         )
 
-    def _drop(self, ids: Sequence[int], reason: str) -> None:
-        self._counts["dropped"] += len(ids)
-        self._log.debug("%d experiences dropped: %s.", len(ids), reason)
-        self._note(Event("drop", self._reads, tuple(ids), reason=reason))
+    def _enter(self, item: Item) -> None:
+        self._drop(self._order.put(item))
+
+    def _drop(self, items: Sequence[Item]) -> None:
+        """Count and note what there is no room for."""
+        for item in items:
+            self._counts["dropped"] += len(item)
+            self._log.debug("%d experiences dropped: no room.", len(item))
+            self._note(Event("drop", self._reads, tuple(item.ids), reason="no room"))
 
     def _note(self, event: Event) -> None:
         """Not in a thread: a reader that is cancelled must not leave half a read behind."""
@@ -283,7 +287,7 @@ class QueueStorage(Storage):
             experiences = deserialize_many(payload)
             ids = range(self._next_id, self._next_id + len(experiences))
             self._next_id += len(experiences)
-            self._order.put(Item(list(ids), experiences))
+            self._enter(Item(list(ids), experiences))
 
     def read_position(self) -> dict[str, Any]:
         """The part of the position that belongs to who reads."""
@@ -306,7 +310,7 @@ class QueueStorage(Storage):
             for experiences in new:  # written before the reader said whose queue this is
                 ids = await self._append(self._writes + 1, experiences)
                 self._writes += 1
-                self._order.put(Item(ids, experiences))
+                self._enter(Item(ids, experiences))
             self._changed.notify_all()
 
     def _recover(self, journal: Journal, writes: int | None, reads: int | None) -> None:
@@ -333,7 +337,7 @@ class QueueStorage(Storage):
         loaded = [
             with_uses(e, n) if n else e for e, n in zip(journal.load(rows), uses, strict=True)
         ]
-        self._order.put(Item(rows, loaded))
+        self._enter(Item(rows, loaded))
 
     async def close(self) -> None:
         """End: close the journal. Experiences that wait stay in it."""
