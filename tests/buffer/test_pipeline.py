@@ -175,3 +175,46 @@ async def test_feedback_for_selectors_stands_under_its_own_name():
     place = {"taskset_id": 0, "index": 3}
     metrics = await pipeline.process([experience(info={"task_index": place})])
     assert metrics[SELECTOR_METRIC] == {0: {"indices": [3], "values": [1.0]}}
+
+
+class Held(ExperienceOperator):
+    """Holds something from `prepare` to `close`."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.fails_at, self.is_held = fails_at, False
+
+    def prepare(self) -> None:
+        self.is_held = True
+        self._may_fail("prepare")
+
+    def close(self) -> None:
+        self.is_held = False
+        self._may_fail("close")
+
+    def _may_fail(self, at: str) -> None:
+        if self.fails_at == at:
+            raise ConnectionError(at)
+
+
+@pytest.mark.parametrize("fails_at", ["prepare", "close"])
+async def test_all_is_let_go_of_when_one_operator_fails(fails_at: str):
+    operators = [Held("close" if fails_at == "close" else ""), Held(fails_at), Held()]
+    output = QueueStorage("out")
+    pipeline = ExperiencePipeline(operators, QueueWriter(output))
+    with pytest.raises(ConnectionError, match=fails_at):
+        await pipeline.prepare()
+        await pipeline.close()
+    await pipeline.close()
+    assert not any(operator.is_held for operator in operators)
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [({"score": 0}, r"'score'.*0"), ({"score": "good"}, r"'score'.*'good'.*number")],
+)
+def test_a_statistic_that_can_not_shape_a_reward_is_named(info: dict, message: str):
+    step = {"stats_key": "score", "op_type": "DIV"}
+    with pytest.raises(ValueError, match=message):
+        operator("reward_shaping_mapper", reward_shaping_configs=[step]).process(
+            [experience(info=info)]
+        )

@@ -31,6 +31,7 @@ from trinity.common.models.protocol import Completion
 from trinity.service.data_juicer.client import DataJuicerClient, DataJuicerError, process_of
 from trinity.service.data_juicer.operator import DataJuicerOperator
 from trinity.service.data_juicer.process import PYTHON_ENV, DataJuicerService
+from trinity.service.data_juicer.processor import DataJuicerProcessor
 from trinity.service.data_juicer.server import make_server
 
 HAS_DATA_JUICER = bool(find_spec("data_juicer") or os.environ.get(PYTHON_ENV))
@@ -105,6 +106,30 @@ async def test_a_service_that_is_not_there_is_named():
     client = DataJuicerClient("http://127.0.0.1:9", [], start_timeout_s=0.1)
     with pytest.raises(DeadlineError, match=r"127\.0\.0\.1:9.*auto_start"):
         await client.prepare()
+
+
+class Refusing(Longer):
+    """Answers, but can't close a session."""
+
+    def close(self, request: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("not now")
+
+
+async def test_the_service_ends_though_its_session_does_not(tmp_path: Path, monkeypatch):
+    server = make_server("127.0.0.1", 0, Refusing(), "test")
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\ntrap '' TERM\nread -r _\n")
+    script.chmod(0o755)
+    monkeypatch.setenv(PYTHON_ENV, str(script))
+    processor = DataJuicerProcessor(
+        [{"name": "longer"}], service_config={"server_url": serving(server)}
+    )
+    await processor.prepare()
+    ours = processor._service._process = processor._service._spawn()
+    with pytest.raises(DataJuicerError, match="not now"):
+        await processor.close()
+    server.shutdown()
+    assert ours.poll() is not None
 
 
 async def test_experiences_are_filtered_and_learn_their_stats(stand_in: tuple[str, Longer]):

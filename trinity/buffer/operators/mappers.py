@@ -67,5 +67,12 @@ class RewardShapingMapper(ExperienceOperator):
                     f"reward_shaping_mapper: {key!r} is not in the info of {experience.eid.uid}; "
                     f"it has {known}. An earlier operator must put it there."
                 ) from None
-            reward = _OPERATIONS[operation](reward, weight * float(value))  # type: ignore[arg-type]  # a number
+            try:
+                reward = _OPERATIONS[operation](reward, weight * float(value))  # type: ignore[arg-type]  # else a TypeError
+            except (TypeError, ValueError, ZeroDivisionError) as error:
+                raise ValueError(
+                    f"reward_shaping_mapper: {key!r} of {experience.eid.uid} is {value!r}, which "
+                    f"can't shape a reward ({operation.value}): it must be a number, and no 0 to "
+                    "divide by. Leave such experiences out before, or take another statistic."
+                ) from error
         return reward

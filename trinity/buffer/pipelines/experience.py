@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from trinity.buffer.operators.base import Processor
@@ -45,15 +46,19 @@ class ExperiencePipeline:
         self.record = record
         self._open_inputs = dict(inputs or {})
         self._logger = logger or logging.getLogger(__name__)
-        self._is_open = False
+        self._ends = AsyncExitStack()
 
     async def prepare(self) -> None:
-        """Prepare the operators and take part as a writer."""
+        """Prepare the operators and take part as a writer.
+
+        Whatever fails, `close` lets go of what was taken by then.
+        """
         for operator in self.operators:
+            self._ends.push_async_callback(_call, operator, "close")
             await _call(operator, "prepare")
-        for writer in self._writers():
+        for writer in reversed(self._writers()):
             await writer.acquire()
-        self._is_open = True
+            self._ends.push_async_callback(writer.release)
 
     async def process(self, experiences: list[Experience]) -> dict[str, Any]:
         """Shape and write the experiences of one step; metrics as ``experience_pipeline/...``.
@@ -90,14 +95,11 @@ class ExperiencePipeline:
         await self.writer.flush(until)
 
     async def close(self) -> None:
-        """Have done: readers get what is left, then the end. A second call does nothing."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        for writer in self._writers():
-            await writer.release()
-        for operator in self.operators:
-            await _call(operator, "close")
+        """Have done: readers get what is left, then the end. A second call does nothing.
+
+        One that fails to end does not keep the others from it.
+        """
+        await self._ends.pop_all().aclose()
 
     async def _further(self) -> dict[str, list[Experience]]:
         """What each further source has now; one that has ended is not asked again."""

@@ -116,8 +116,8 @@ class TaskPipeline:
             report(total, total)
             return output
         parts = self._parts_folder(mark)
-        await self.processor.prepare()
         try:
+            await self.processor.prepare()
             await self._process_all(inputs, parts, report)
         finally:
             await self.processor.close()

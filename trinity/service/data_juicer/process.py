@@ -17,6 +17,7 @@ PYTHON_ENV = "TRINITY_DATA_JUICER_PYTHON"
 
 DEFAULT_PORT = 5005
 _START_TIMEOUT_S = 120.0
+_END_TIMEOUT_S = 10.0
 
 
 class DataJuicerService:
@@ -59,27 +60,28 @@ class DataJuicerService:
 
     async def stop(self) -> None:
         """End the service, if it is ours."""
-        if self._process is not None:
-            self._process.terminate()
-            await asyncio.to_thread(self._process.wait)
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            await asyncio.to_thread(_wait_for_end, process)
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         port = self.url.rsplit(":", 1)[-1].strip("/")
         command = [_python(), "-m", "trinity.service.data_juicer.server", "--with-parent"]
         root = str(Path(__file__).parents[3])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        return subprocess.Popen(
-            [*command, "--port", port],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._log_file(),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        with self._log_file() as log:
+            return subprocess.Popen(
+                [*command, "--port", port],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
 
-    def _log_file(self) -> IO[bytes] | int:
+    def _log_file(self) -> IO[bytes]:
         if self._log is None:
-            return subprocess.DEVNULL
+            return open(os.devnull, "ab")
         self._log.parent.mkdir(parents=True, exist_ok=True)
         return self._log.open("ab")
 
@@ -89,6 +91,16 @@ class DataJuicerService:
             lines = self._log.read_text(errors="replace").strip().splitlines()
             text += f" Its last words: {lines[-1]}" if lines else ""
         return text
+
+
+def _wait_for_end(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None, "it was started with one"
+    process.stdin.close()
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _python() -> str:

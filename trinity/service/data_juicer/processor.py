@@ -64,5 +64,7 @@ class DataJuicerProcessor:
 
     async def close(self) -> None:
         """End the session, and the service if it is ours."""
-        await self._client.close()
-        await self._service.stop()
+        try:
+            await self._client.close()
+        finally:
+            await self._service.stop()
