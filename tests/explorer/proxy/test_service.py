@@ -39,6 +39,17 @@ def test_feedback_groups_replies_into_runs_of_a_task():
         desk.feedback(1.0, ["a"], "t")
 
 
+def test_a_reply_that_can_not_be_trained_on_takes_feedback_like_others():
+    desk = Desk()
+    cut = reply()
+    cut.truncate_status = "prompt_truncated"
+    desk.record("cut", [cut])
+    desk.record("whole", [reply()])
+    assert desk.feedback(1.0, ["cut", "whole"], "t") == 1
+    assert desk.feedback(0.0, ["cut"], "u") == 0
+    assert desk.commit() == 1
+
+
 def test_old_replies_are_forgotten_and_counted():
     desk = Desk(max_pending=2)
     for msg_id in ("a", "b", "c"):

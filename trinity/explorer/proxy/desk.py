@@ -75,7 +75,8 @@ class Desk:
             self._num_runs[task_id] = max(self._num_runs[task_id], run + 1)
             count = 0
             for step, msg_id in enumerate(msg_ids):
-                replies = self._pending.pop(msg_id, None) or self._ready.pop(msg_id)
+                waits = self._pending if msg_id in self._pending else self._ready
+                replies = waits.pop(msg_id)
                 for reply in replies:
                     reply.reward, reply.eid.task = float(reward), task_id
                     reply.eid.run, reply.eid.step = run, step
