@@ -85,3 +85,10 @@ async def test_a_plugin_brings_a_reader_and_a_writer():
 def test_a_journal_travels_to_the_process_of_its_queue(file: str, tmp_path: Path):
     journal = make_journal(section(storage_type="queue", path=str(tmp_path / file)))
     pickle.loads(pickle.dumps(journal)).open("run")
+
+
+def test_a_queue_asks_its_database_as_often_as_its_section_says(tmp_path: Path):
+    path = f"sqlite:///{tmp_path}/q.db"
+    journal = make_journal(section(path=path, max_retry_times=7, max_retry_interval=0.25))
+    database = journal._tables.database
+    assert (database._max_retry_times, database._retry_interval_s) == (7, 0.25)

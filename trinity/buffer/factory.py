@@ -52,7 +52,12 @@ def make_journal(config: ExperienceBufferConfig) -> Journal | None:
         return JsonlJournal(config.path)
     from trinity.buffer.storage.sql import SQLJournal
 
-    return SQLJournal(config.path, config.name or "experience_buffer")
+    return SQLJournal(
+        config.path,
+        config.name or "experience_buffer",
+        max_retry_times=config.max_retry_times,
+        retry_interval_s=config.max_retry_interval,
+    )
 
 
 def get_buffer_reader(

@@ -136,10 +136,11 @@ def open_buffers(plan: RunPlan, say: Callable[[str], None]) -> Buffers:
     if config.mode.explores:
         buffers.pipeline = _pipeline(config, buffers.storage, output)
     if config.mode.trains:
-        buffers.reader = _reader(config, output, buffers.storage)
+        steps = config.trainer.total_steps or config.buffer.total_steps
+        buffers.reader = _reader(config, output, buffers.storage, steps)
         auxiliary = config.buffer.trainer_input.auxiliary_buffers
         buffers.auxiliary = {
-            name: _reader(config, buffer, None) for name, buffer in auxiliary.items()
+            name: _reader(config, buffer, None, steps) for name, buffer in auxiliary.items()
         }
     return buffers
 
@@ -233,7 +234,7 @@ def _further_input(config: Config, buffer: ExperienceBufferConfig) -> Any:
     kind = buffer.storage_type or (StorageType.SQL if is_database else StorageType.FILE)
     buffer = buffer.model_copy(update={"storage_type": kind})
     if kind not in (StorageType.QUEUE, StorageType.SQL):
-        return _reader(config, buffer, None)
+        return _reader(config, buffer)
     storage = make_storage(buffer)
     return QueueReader(cast(QueueStorage, storage), timeout_s=0.0, owns_storage=True)
 
@@ -249,12 +250,18 @@ def _group_advantage(config: Config) -> object | None:
     return advantage_class(**(config.algorithm.advantage_fn_args or {}))
 
 
-def _reader(config: Config, buffer: ExperienceBufferConfig, storage: object) -> Any:
+def _reader(
+    config: Config,
+    buffer: ExperienceBufferConfig,
+    storage: object = None,
+    total_steps: int | None = None,
+) -> Any:
     return get_buffer_reader(
         buffer,
         storage,
         tokenizer_path=config.model.model_path,
         batch_size=config.buffer.train_batch_size,
-        total_steps=config.trainer.total_steps or config.buffer.total_steps,
+        total_steps=total_steps,
         max_tokens=config.model.max_model_len,
+        trust_remote_code=config.trainer.trust_remote_code,
     )

@@ -1,0 +1,65 @@
+"""What the buffers of a stage are told of its configuration."""
+
+import json
+from pathlib import Path
+
+from tests.buffer.samples import experience
+from tests.common.models.toy import model_folder
+from trinity.buffer.reader import READER, ReaderSettings
+from trinity.buffer.schema.experience import to_row
+from trinity.common.config import Config
+from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.launcher.buffers import Buffers, open_buffers
+from trinity.launcher.plan import make_plan
+
+
+class Told:
+    """A plugin's reader that keeps what it was told."""
+
+    def __init__(self, config: ExperienceBufferConfig, settings: ReaderSettings) -> None:
+        self.settings = settings
+
+
+READER.register_module("test_told")(Told)
+
+
+def opened(root: Path, **sections: object) -> Buffers:
+    config = {
+        "checkpoint_root_dir": str(root / "jobs"),
+        "model": {"model_path": model_folder(root / "model"), "max_model_len": 64},
+        "explorer": {"rollout_model": {"engine_type": "torch"}},
+        **sections,
+    }
+    plan = make_plan(Config.model_validate(config), found_gpus=0)
+    return open_buffers(plan, lambda text: None)
+
+
+def test_a_data_set_has_the_tokenizer_code_that_the_model_may_run(tmp_path: Path) -> None:
+    told = {"storage_type": "test_told", "path": "x"}
+    for may_run in (True, False):
+        found = opened(
+            tmp_path / str(may_run),
+            mode="train",
+            algorithm={"algorithm_type": "sft"},
+            buffer={"total_steps": 1, "trainer_input": {"experience_buffer": told}},
+            trainer={"trust_remote_code": may_run},
+        )
+        assert found.reader.settings.trust_remote_code is may_run
+
+
+async def test_a_further_input_is_read_once_however_long_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(to_row(experience(0, run))) + "\n" for run in range(3)))
+    further = {"storage_type": "file", "path": str(path), "schema_type": "experience"}
+    found = opened(
+        tmp_path,
+        algorithm={"algorithm_type": "grpo", "repeat_times": 2},
+        buffer={"batch_size": 4, "total_steps": 5},
+        data_processor={"experience_pipeline": {"inputs": {"old": further}}},
+    )
+    await found.prepare()
+    assert found.pipeline is not None
+    metrics = await found.pipeline.process([])
+    assert metrics["experience_pipeline/input/old"] == 3
+    assert "experience_pipeline/input/old" not in await found.pipeline.process([])
+    await found.close()
