@@ -25,24 +25,24 @@ run() {
 # in_turns NAME COUNT: from here on, of that many programs that wait for each other
 in_turns() { export TRINITY_BENCH_TURNS=$turns/$1 TRINITY_BENCH_PROGRAMS=$2; mkdir -p "$TRINITY_BENCH_TURNS"; }
 rollout() { run 230 rollout --tokenizer "$tokenizer" --new-tokens 256 --rounds 1 "$@"; }
-verl() { PYTHONPATH=${VERL_PYTHONPATH:-${PYTHONPATH:-}} run 230 verl; }
+verl() { PYTHONPATH=${VERL_PYTHONPATH:-${PYTHONPATH:-}} run 230 verl --strategies fsdp2; }
 grpo() { run 300 grpo --tokenizer "$tokenizer" --steps 5 "$@"; }
-# rollout's three programs and verl on one GPU
-samplers() { (in_turns samplers 4; rollout --kinds with_logprobs without & verl & wait); }
 
 if ((${#gpus[@]} == 1)); then
   run 150 train
-  samplers
+  # rollout's three programs and verl on one GPU
+  (in_turns samplers 4; rollout --kinds with_logprobs without & verl & wait)
   grpo
   echo "LEFT OUT, they need two GPUs: sync ranks overlap"
 else
   (export CUDA_VISIBLE_DEVICES=${gpus[0]}; run 150 train; grpo --only trl) &
-  (export CUDA_VISIBLE_DEVICES=${gpus[1]}; samplers; grpo --only trinity) &
+  (export CUDA_VISIBLE_DEVICES=${gpus[1]}; rollout --kinds with_logprobs without; grpo --only trinity) &
   wait
-  # weights on their way to an engine, and a trainer's two ranks, on two GPUs
-  (in_turns pairs 2; run 150 ranks & run 150 sync --tokenizer "$tokenizer" & wait)
-  run 190 overlap --tokenizer "$tokenizer" --steps 9 --offset 1
-  echo "LEFT OUT, no time for it: rollout --parts ours --engines 2 --rounds 4"
+  # weights on their way to an engine, and a trainer's two ranks, ours and veRL's, on two GPUs
+  (in_turns pairs 3; run 150 ranks & run 150 sync --tokenizer "$tokenizer" & verl & wait)
+  # its trainer waits for samples: not compiled it starts 20 s earlier
+  run 190 overlap trainer.use_torch_compile=false --tokenizer "$tokenizer" --steps 9 --offset 1
+  echo "LEFT OUT, no time for it: rollout --engines 2 --rounds 5 --kinds without"
   ((${#gpus[@]} < 4)) || echo "and of four GPUs: overlap --gpus 4 --engines 2 --offset 1 --name gpu_overlap_4"
 fi
 rm -rf "$turns"

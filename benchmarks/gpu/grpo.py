@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.gpu.common import RESULTS, model_folder, visible_gpus, write
@@ -118,13 +119,16 @@ def main() -> None:
         found["trl"] = with_trl(model, args.steps, folder, gpus[-1], is_free)
         keep()
 
-    with run_folder("grpo_trinity") as one, run_folder("grpo_trl") as other:
-        is_free = other / "gpu_is_free"
+    wanted = [args.only] if args.only else list(SIDES)
+    with ExitStack() as stack:
+        folders = {side: stack.enter_context(run_folder(f"grpo_{side}")) for side in wanted}
+        is_free = folders[wanted[0]] / "gpu_is_free"
         if len(gpus) > 1 or args.only == "trl":
             is_free.touch()
-        jobs = {"trinity": lambda: ours(one, is_free), "trl": lambda: theirs(other, is_free)}
-        wanted = [job for name, job in jobs.items() if args.only in (None, name)]
-        threads = [threading.Thread(target=job) for job in wanted]
+        jobs = {"trinity": ours, "trl": theirs}
+        threads = [
+            threading.Thread(target=jobs[side], args=(folders[side], is_free)) for side in wanted
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -3,8 +3,9 @@
     python -m benchmarks.gpu.verl
 
 A 0.6B-shaped model in bf16, 32 rows of 1,024 tokens a step: ten steps of `fsdp2` on one and on two
-GPUs, three of `fsdp`. Without flash-attn veRL pads its rows, and takes log-probabilities token by
-token in a Python loop unless its fused kernels are on (`--fused ""` for that).
+GPUs, three of `fsdp` (`--strategies`). Without flash-attn veRL pads its rows, and takes
+log-probabilities token by token in a Python loop unless its fused kernels are on (`--fused ""` for
+that).
 """
 
 import argparse
@@ -32,7 +33,7 @@ def figures(found: Steps, wanted: Steps) -> dict[str, object]:
     }
 
 
-async def measure(fused: str) -> dict[str, object]:
+async def measure(fused: str, strategies: list[Strategy]) -> dict[str, object]:
     wanted = await alone(_NUM_STEPS)
     result: dict[str, object] = {
         "fused_kernels": fused or None,
@@ -45,7 +46,7 @@ async def measure(fused: str) -> dict[str, object]:
     wishes: list[tuple[Strategy, int, int]] = [("fsdp2", 1, _NUM_STEPS), ("fsdp", 1, 3)]
     wishes += [("fsdp2", 2, _NUM_STEPS), ("fsdp", 2, 3)]
     for strategy, num_ranks, num_steps in wishes:
-        if num_ranks > torch.cuda.device_count():
+        if num_ranks > torch.cuda.device_count() or strategy not in strategies:
             continue
         settings = VerlEngineSettings.of(settings_of(), strategy=strategy, verl=verl)
         found = await in_ranks(VerlTrainRank, settings, num_ranks, num_steps)
@@ -57,5 +58,6 @@ async def measure(fused: str) -> dict[str, object]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fused", choices=["torch", "triton", ""], default="torch")
+    parser.add_argument("--strategies", nargs="+", default=["fsdp2", "fsdp"])
     args = parser.parse_args()
-    in_cluster("gpu_verl", lambda: measure(args.fused))
+    in_cluster("gpu_verl", lambda: measure(args.fused, args.strategies))
