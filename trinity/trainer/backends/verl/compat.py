@@ -53,8 +53,12 @@ def load_engines(device: str) -> None:
 
 
 def can_pack(device: str) -> bool:
-    """Whether sequences can go through a model without padding: veRL needs flash-attn for it."""
-    return device != "cpu" and find_spec("flash_attn") is not None
+    """Whether sequences can go through a model without padding: veRL needs flash-attn for it.
+
+    FlashAttention 4 alone, which puts its kernels into a folder of that name, does not do.
+    """
+    found = None if device == "cpu" else find_spec("flash_attn")
+    return found is not None and found.origin is not None
 
 
 def flash_attn_fault(device: str) -> str | None:
