@@ -43,6 +43,18 @@ def test_the_bound_knows_what_is_shared_once_it_was_looked_at() -> None:
     assert bound.of(Usage(120, 50, 40)) == 170
 
 
+def test_the_bound_is_what_is_used_while_nothing_else_is_shared() -> None:
+    bound, pids = Bound(), frozenset({1, 2})
+    then = Usage(1000, 300, 80, pids)
+    assert not bound.is_tight(then)
+    bound.learn(then, used=1090)
+    grown = Usage(2000, 301, 80, pids)
+    assert bound.is_tight(grown) and bound.of(grown) == 2091
+    assert not bound.is_tight(Usage(2000, 320, 80, pids)), "shared by some, or one's own file"
+    assert not bound.is_tight(Usage(2000, 280, 80, pids))
+    assert not bound.is_tight(Usage(2000, 300, 80, frozenset({1, 2, 3}))), "it may be a fork"
+
+
 def test_a_look_at_a_process_just_forked_hides_no_later_growth() -> None:
     bound = Bound()
     bound.learn(Usage(800, 140, 70), used=470)

@@ -34,11 +34,13 @@ class Usage(NamedTuple):
         own: Pages that are no file's and not shared memory.
         shared: The others.
         most_shared: The others of the process that has most of them.
+        pids: The processes.
     """
 
     own: int
     shared: int
     most_shared: int
+    pids: frozenset[int] = frozenset()
 
 
 class Bound:
@@ -50,10 +52,16 @@ class Bound:
     def __init__(self) -> None:
         self._shared_once = 0
         self._shared_then = 0
+        self._pids: frozenset[int] = frozenset()
 
     def of(self, usage: Usage) -> int:
         """An upper bound in bytes."""
         return usage.own + self._shared_once + max(0, usage.shared - self._shared_then)
+
+    def is_tight(self, usage: Usage) -> bool:
+        """Whether the same processes share what they shared: then the bound is what they use."""
+        change = abs(usage.shared - self._shared_then)
+        return usage.pids == self._pids and change <= (_WORTH_A_WALK - 1) * self.of(usage)
 
     def learn(self, usage: Usage, used: int) -> None:
         """``used`` bytes were found at ``usage``.
@@ -62,15 +70,15 @@ class Bound:
         then less is left for what is shared than one process has of it.
         """
         self._shared_once = max(used - usage.own, usage.most_shared)
-        self._shared_then = usage.shared
+        self._shared_then, self._pids = usage.shared, usage.pids
 
 
 class MemoryWatch:
     """Peak memory of a process and all below it, shared pages counted once (PSS).
 
     A context manager: samples in a thread of its own while the block runs. Sharing is looked at
-    only when a new peak is possible: the system walks through all pages for it, and stops the
-    process meanwhile, 7% of two cores for a run of 6 GB.
+    only when a new peak is possible and something new is shared: the system walks through all
+    pages for it, and stops the process meanwhile, 7% of two cores for a run of 6 GB.
 
     Args:
         pid: The process; None: this one.
@@ -109,8 +117,10 @@ class MemoryWatch:
         most = self._bound.of(usage)
         may_be_peak = most > self.peak_mb * 2**20 * _WORTH_A_WALK
         if self._growth.shows(most) and may_be_peak:
-            used = sum(map(_used, family))
-            self._bound.learn(usage, used)
+            used = most
+            if not self._bound.is_tight(usage):
+                used = sum(map(_used, family))
+                self._bound.learn(usage, used)
             self.peak_mb = max(self.peak_mb, used / 2**20)
 
 
@@ -124,7 +134,7 @@ def _usage(family: Sequence[psutil.Process]) -> Usage:
         of_others = getattr(info, "shared", 0)
         own, shared = own + info.rss - of_others, shared + of_others
         most = max(most, of_others)
-    return Usage(own, shared, most)
+    return Usage(own, shared, most, frozenset(process.pid for process in family))
 
 
 def _used(process: psutil.Process) -> int:
