@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,11 @@ def test_generated_tasks_are_the_same_for_the_same_seed():
     assert first[3] == again[3]
     with pytest.raises(DataError, match="no_such_task"):
         open_rows("no_such_task", storage_type=StorageType.REASONING_GYM)
+
+
+def test_rows_that_nobody_holds_any_more_close_their_file(tmp_path: Path):
+    tree(tmp_path, "train.jsonl")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        assert open_rows(str(tmp_path))[0] == {"q": 1}
+    assert sorted(os.listdir("/proc/self/fd")) == before

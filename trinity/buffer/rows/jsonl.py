@@ -17,6 +17,8 @@ _CHUNK_BYTES = 2**20
 class _File:
     """One file and where its rows are. Blank lines are no rows."""
 
+    _descriptor: tuple[int, int] | None = None
+
     def __init__(self, path: Path) -> None:
         self.path = path
         ends = _newlines(path)
@@ -24,7 +26,6 @@ class _File:
         is_row = ends - starts > 1  # shorter than "{}" is blank, or a lone carriage return
         self.starts, self.ends = starts[is_row], ends[is_row]
         self.lines = None if is_row.all() else np.flatnonzero(is_row)
-        self._descriptor: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -45,6 +46,9 @@ class _File:
         if self._descriptor is not None and self._descriptor[0] == os.getpid():
             os.close(self._descriptor[1])
         self._descriptor = None
+
+    def __del__(self) -> None:
+        self.close()
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_descriptor": None}
