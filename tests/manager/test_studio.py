@@ -47,6 +47,12 @@ REQUIRED = {
 }
 
 
+def test_nothing_but_settings_is_shown(page: AppTest) -> None:
+    for mode in ("Beginner", "Expert"):
+        page.radio(key="_studio_mode").set_value(mode).run()
+        assert not [text.value for text in page.markdown if "None" in text.value]
+
+
 def test_a_beginner_is_told_what_is_missing_and_gets_a_valid_file(page: AppTest, tmp_path) -> None:
     assert any("model.model_path" in error.value for error in page.error)
     assert any("taskset_path" in warning.value for warning in page.warning)

@@ -32,6 +32,8 @@ def show_page(
         "server.headless": "true",
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "minimal",  # without "Deploy"
+        "runner.magicEnabled": "false",  # it would show values of expressions
     }
     flags = [word for name, value in options.items() for word in (f"--{name}", value)]
     sys.stdout.flush()

@@ -41,7 +41,8 @@ class ConfigManager:
         mode = st.radio("Mode", ["Beginner", "Expert"], horizontal=True, key="_studio_mode")
         left, right = st.columns([3, 2])
         with left:
-            self.beginner_mode() if mode == "Beginner" else self.expert_mode()
+            show = self.beginner_mode if mode == "Beginner" else self.expert_mode
+            show()
         with right:
             self.show_config()
 
