@@ -3,10 +3,12 @@
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.common.models.toy import model_folder
 from trinity.common.config import Config
 from trinity.launcher.checks import find_start_problems
-from trinity.launcher.plan import make_plan
+from trinity.launcher.plan import joined_gpus, make_plan
 
 
 def problems(root: Path, model: str, **rollout: object) -> dict[str, str]:
@@ -32,6 +34,19 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         key = "explorer.rollout_model.base_port"
         assert f"Port {port} is in use" in found[key] and "Name a free port" in found[key]
         assert key not in problems(tmp_path, model, base_port=port)  # no API: nobody listens
+
+
+def test_a_cluster_of_the_runs_own_has_no_more_gpus_than_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def joined(ray_address: str, variable: str = "") -> int | None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+        cluster = {"ray_address": ray_address, "node_num": 2, "gpu_per_node": 4}
+        return joined_gpus(Config.model_validate({"cluster": cluster}))
+
+    assert joined("auto") is joined("local") is joined("auto", "local") is None
+    assert joined("10.0.0.1:6379") == joined("auto", "10.0.0.1:6379") == 8
+    assert joined("local", "10.0.0.1:6379") is None
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def build(
     config = plan.config
     settings = config.trainer
     objective = _objective(config)
-    engine = build_engine(plan, _channel(plan), _num_updates(config, total_steps))
+    channel = _channel(plan)
+    engine = build_engine(plan, channel, _num_updates(config, total_steps))
     return Trainer(
         engine=engine,
         source=_source(config, buffers),
@@ -60,7 +61,7 @@ def build(
             save_hf=settings.save_hf_checkpoint.value,
             on_save_error=settings.on_save_error.value,
             enable_preview=settings.enable_preview,
-            publishes_weights=_channel(plan) is not None,
+            publishes_weights=channel is not None,
         ),
         cost=_cost(plan),
         report=reporter.report,

@@ -13,6 +13,7 @@ import psutil
 import ray
 
 from trinity.common.errors import TrinityError
+from trinity.launcher.hardware import OWN_CLUSTER, asked_cluster
 from trinity.launcher.local_ray import start_local_ray
 from trinity.launcher.ray_token import known_token
 
@@ -52,8 +53,7 @@ def ray_cluster(
     if ray.is_initialized():
         yield False
         return
-    asked = next((a for a in (address, os.environ.get("RAY_ADDRESS")) if a and a != "auto"), None)
-    target = asked or running_cluster()
+    target = asked_cluster(address) or running_cluster()
     options = {
         "namespace": namespace,
         "runtime_env": {"env_vars": dict(env_vars)},
@@ -61,7 +61,7 @@ def ray_cluster(
         "log_to_driver": False,
     }
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    is_local = target in (None, "local")
+    is_local = target in (None, OWN_CLUSTER)
     if is_local:
         leave = _start(options, has_timeline=timeline is not None)
     else:

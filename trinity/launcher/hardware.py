@@ -1,9 +1,18 @@
-"""What this machine has, found without loading torch: GPUs and free ports."""
+"""What is here, found without loading torch or Ray: GPUs, free ports, the cluster asked for."""
 
 import os
 import socket
 from itertools import takewhile
 from pathlib import Path
+
+OWN_CLUSTER = "local"
+"""In place of an address: a cluster of the run's own."""
+
+
+def asked_cluster(address: str | None) -> str | None:
+    """The address that `cluster.ray_address` or else RAY_ADDRESS names; None if none does."""
+    given = (address, os.environ.get("RAY_ADDRESS"))
+    return next((name for name in given if name and name != "auto"), None)
 
 
 def local_gpus() -> int:

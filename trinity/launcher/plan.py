@@ -14,7 +14,7 @@ from trinity.common.config import Config, Derived, ModelConfig, derive, iterate_
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import ConfigError, Problem, TrinityError
-from trinity.launcher.hardware import cpu_cores, local_gpus
+from trinity.launcher.hardware import OWN_CLUSTER, asked_cluster, cpu_cores, local_gpus
 from trinity.launcher.job import JobFolder
 from trinity.synchronizer.schedule import SyncSchedule
 
@@ -225,8 +225,9 @@ class RunPlan:
 
 def joined_gpus(config: Config) -> int | None:
     """GPUs of the cluster that a run will join, as the file says; None: those of this machine."""
-    joins = bool(os.environ.get("RAY_ADDRESS")) or config.cluster.ray_address != "auto"
-    return config.cluster.node_num * config.cluster.gpu_per_node if joins else None
+    if asked_cluster(config.cluster.ray_address) in (None, OWN_CLUSTER):
+        return None
+    return config.cluster.node_num * config.cluster.gpu_per_node
 
 
 def check_gpus(config: Config) -> None:

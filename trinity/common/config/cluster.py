@@ -9,7 +9,8 @@ class ClusterConfig(ConfigModel):
     """Which machines a run may use."""
 
     ray_address: str = "auto"
-    """Ray cluster to join. `auto`: `RAY_ADDRESS` if set, else a local one is started."""
+    """Ray cluster to join. `auto`: `RAY_ADDRESS` if set, else the one that `ray start` left running
+    here, else one of the run's own; `local`: always one of its own."""
 
     node_num: int = Field(0, ge=0)
     """Machines in the cluster; 0 takes what is found at start."""
