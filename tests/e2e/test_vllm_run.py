@@ -1,5 +1,6 @@
 """A whole run whose engine is vLLM on a CPU, with an adapter, killed inside (`make test-vllm`)."""
 
+import contextlib
 import importlib.util
 import json
 import shutil
@@ -27,6 +28,13 @@ def wide_model(toy: Toy, folder: Path) -> str:
     return str(folder)
 
 
+def command_of(process: psutil.Process) -> str:
+    """Its command line; empty if it has just ended."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
 def test_vllm_killed_inside_a_run_of_an_adapter_comes_back_and_nothing_counts_twice(
     toy: Toy, start: Start, tmp_path: Path
 ) -> None:
@@ -45,7 +53,7 @@ def test_vllm_killed_inside_a_run_of_an_adapter_comes_back_and_nothing_counts_tw
     run = start(config)
     run.wait_for(lambda: "Step 3:" in run.log("explorer"), "step 3")
     started = psutil.Process(run.process.pid).children(recursive=True)
-    [inner] = [process for process in started if "EngineCore" in " ".join(process.cmdline())]
+    [inner] = [process for process in started if "EngineCore" in command_of(process)]
     finishes_without_engine(run, inner.pid, steps=5)
     assert max(scalars(run.job, "trainer")["actor/ratio_max_deviation"]) < 1e-2
     assert run.remaining() == []
