@@ -14,20 +14,27 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trinity.common.models.kernels.attention import AttentionTasks
 from trinity.common.models.loading import image_features
 from trinity.common.models.protocol import FinishReason
-from trinity.engine.torch.attention import PromptTiles, StepAttention, attending
+from trinity.engine.torch.attention import StepAttention, attending
 from trinity.engine.torch.decoder import CompiledModel, compiled_model
 from trinity.engine.torch.jobs import Job, SampleJob, SampleRows, ScoreJob
 from trinity.engine.torch.kv import GRAIN, TILE, KVRows, round_up
-from trinity.engine.torch.prompt_pages import PromptPages, PromptSlot
+from trinity.engine.torch.pieces import (
+    Piece,
+    concatenated,
+    index_tensor,
+    prompt_tasks,
+    prompt_tiles,
+    sample_tasks,
+    wanted_places,
+)
+from trinity.engine.torch.prompt_pages import PromptPages
 from trinity.engine.torch.sampler import DrawParams, draw, token_logprobs, uniform
 
 _PROBE_TOKENS = 4
 _SHORT = 256  # positions of a row that are not worth growing into
 _KEPT_BYTES = 2**26  # a store of this size is not worth freeing between two batches
-_TASK_QUERIES = 128  # tokens of a prompt that one thread attends for at a time
 _ROWS_MULTIPLE = 8  # fewer rows take other matrix kernels, whose sums differ in the last bit
 
 
@@ -40,34 +47,6 @@ class Limits:
     max_kv_bytes: int
     max_kept_bytes: int
     num_threads: int = 1
-
-
-@dataclass
-class _Piece:
-    """A stretch of one job's tokens that this step computes."""
-
-    job: Job
-    start: int
-    end: int
-
-    @property
-    def completes(self) -> bool:
-        return self.end == len(self.job.tokens)
-
-    @property
-    def slot(self) -> PromptSlot:
-        assert self.job.slot is not None, "a job is computed that has no place"
-        return self.job.slot
-
-
-@dataclass
-class _TilePart:
-    """What a piece has in one tile: pages up to it, first token in the step, positions."""
-
-    pages: np.ndarray
-    first: int
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -271,7 +250,7 @@ class Batcher:
             and tokens * self._bytes_per_token <= self._limits.max_kv_bytes
         )
 
-    def _choose_pieces(self) -> list[_Piece]:
+    def _choose_pieces(self) -> list[Piece]:
         """Prompt pieces up to the budget, first come first served; cut at tile borders."""
         budget = self._limits.max_batch_tokens
         pieces = []
@@ -281,7 +260,7 @@ class Batcher:
             start, end = job.num_computed, len(job.tokens)
             if end - start > budget:
                 end = (start + budget) // TILE * TILE
-            pieces.append(_Piece(job, start, end))
+            pieces.append(Piece(job, start, end))
             budget -= end - start
         return pieces
 
@@ -292,7 +271,7 @@ class Batcher:
 
     # Computing
 
-    def _forward(self, pieces: list[_Piece]) -> Tensor:
+    def _forward(self, pieces: list[Piece]) -> Tensor:
         """Logits [rows + wanted prompt tokens, vocabulary]."""
         num_rows = len(self.rows)
         lengths = self.rows.lengths
@@ -303,7 +282,7 @@ class Batcher:
         for piece in pieces:
             tokens.append(piece.job.tokens[piece.start : piece.end])
             positions.append(np.arange(piece.start, piece.end))
-            wanted.append(place + _wanted_places(piece))
+            wanted.append(place + wanted_places(piece))
             place += piece.end - piece.start
         step = self._step_attention(pieces, lengths)
         keep = np.concatenate(wanted)
@@ -325,7 +304,7 @@ class Batcher:
         self._bytes_per_token = self._bytes_per_token or self._prompts.bytes_per_token
         return logits[: len(keep)]
 
-    def _inputs(self, token_ids: Tensor, pieces: list[_Piece]) -> dict[str, Tensor]:
+    def _inputs(self, token_ids: Tensor, pieces: list[Piece]) -> dict[str, Tensor]:
         """The tokens of a step; as embeddings if some of them are images."""
         place = len(self.rows)
         embeds: Tensor | None = None
@@ -349,7 +328,7 @@ class Batcher:
         out[: len(values)] = values
         return torch.from_numpy(out).to(self._device)
 
-    def _step_attention(self, pieces: list[_Piece], lengths: np.ndarray) -> StepAttention:
+    def _step_attention(self, pieces: list[Piece], lengths: np.ndarray) -> StepAttention:
         longest = int(lengths.max(initial=0))
         if len(lengths):
             self._reserve(longest)
@@ -360,58 +339,24 @@ class Batcher:
             prompts=self._prompts,
             sample_rows=torch.arange(len(lengths), device=self._device),
             sample_positions=self._tensor(lengths - 1),
-            prompt_pages=self._tensor(_concatenated(pages)),
-            prompt_places=self._tensor(_concatenated(spans) % TILE),
-            sample_tasks=_sample_tasks(self.rows),
-            prompt_tasks=_prompt_tasks(pieces),
-            plan_tiles=partial(self._tiles, pieces),
+            prompt_pages=self._tensor(concatenated(pages)),
+            prompt_places=self._tensor(concatenated(spans) % TILE),
+            sample_tasks=sample_tasks(self.rows),
+            prompt_tasks=prompt_tasks(pieces),
+            plan_tiles=partial(prompt_tiles, pieces, self._device),
             max_sample_length=longest,
         )
 
-    def _tiles(self, pieces: list[_Piece]) -> list[PromptTiles]:
-        """The pieces cut into tiles, those of equal place together."""
-        by_tile: dict[int, list[_TilePart]] = {}
-        offset = 0
-        for piece in pieces:
-            for tile in range(piece.start // TILE, -(-piece.end // TILE)):
-                start, end = max(piece.start, tile * TILE), min(piece.end, (tile + 1) * TILE)
-                first = offset + start - piece.start
-                by_tile.setdefault(tile, []).append(
-                    _TilePart(piece.slot.pages[: tile + 1], first, start, end)
-                )
-            offset += piece.end - piece.start
-        return [self._prompt_tiles(tile, parts) for tile, parts in by_tile.items()]
-
-    def _prompt_tiles(self, tile: int, parts: list[_TilePart]) -> PromptTiles:
-        end = max(part.end for part in parts)
-        width = round_up(end - tile * TILE, 4)
-        gather = np.zeros((len(parts), width), dtype=np.int64)
-        places, tokens = [], []
-        for number, part in enumerate(parts):
-            inside = np.arange(part.start - tile * TILE, part.end - tile * TILE)
-            indexes = np.arange(part.first, part.first + part.end - part.start)
-            gather[number, inside] = indexes
-            places.append(number * width + inside)
-            tokens.append(indexes)
-        return PromptTiles(
-            tile=tile,
-            num_keys=end,
-            pages=self._tensor(np.stack([part.pages for part in parts])),
-            gather=self._tensor(gather),
-            scatter_from=self._tensor(np.concatenate(places)),
-            scatter_to=self._tensor(np.concatenate(tokens)),
-        )
-
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self._device)
+        return index_tensor(values, self._device)
 
     # What comes of it
 
-    def _finish_pieces(self, pieces: list[_Piece], logits: Tensor) -> None:
+    def _finish_pieces(self, pieces: list[Piece], logits: Tensor) -> None:
         """Note the progress of prompts; ``logits`` are those of the pieces' wanted places."""
         place = 0
         for piece in pieces:
-            job, count = piece.job, len(_wanted_places(piece))
+            job, count = piece.job, len(wanted_places(piece))
             job.num_computed = piece.end
             self._prompts.publish(piece.slot, piece.end, len(job.tokens))
             if isinstance(job, ScoreJob):
@@ -551,58 +496,3 @@ class Batcher:
         if len(source):
             length = min(length, self._samples.length)
             self._samples.move(self._tensor(source), self._tensor(target), length)
-
-
-def _wanted_places(piece: _Piece) -> np.ndarray:
-    """Which tokens of a piece need logits: the last of a prompt, all but the last of a score."""
-    count = piece.end - piece.start
-    if isinstance(piece.job, ScoreJob):
-        return np.arange(count - 1 if piece.completes else count)
-    return np.array([count - 1]) if piece.completes else np.zeros(0, dtype=np.int64)
-
-
-def _sample_tasks(rows: SampleRows) -> AttentionTasks:
-    """Each sample's last token over its prompt and its own tokens.
-
-    Samples of one job come one after the other and read their prompt in the row of the first.
-    """
-    _, first, job = np.unique(rows["job"], return_index=True, return_inverse=True)
-    order = np.argsort(job, kind="stable")
-    prompt, count = rows["prompt_length"][order], rows["count"][order]
-    spans = (
-        np.stack([first[job][order], order], axis=1),
-        np.stack([prompt, count], axis=1),
-        np.stack([np.zeros_like(prompt), prompt], axis=1),
-    )
-    span_row, span_length, span_skip = (torch.from_numpy(x.flatten()) for x in spans)
-    row = torch.from_numpy(order)
-    return AttentionTasks(
-        first_query=row,
-        num_queries=torch.ones_like(row),
-        first_place=torch.from_numpy(prompt + count - 1),
-        spans_end=2 * torch.arange(1, len(row) + 1),
-        span_first=span_row,
-        span_length=span_length,
-        span_skip=span_skip,
-    )
-
-
-def _prompt_tasks(pieces: list[_Piece]) -> AttentionTasks:
-    """The tokens of each piece, some at a time, over the pages of its prompt."""
-    first = 0
-    queries: list[tuple[int, int, int]] = []
-    pages: list[np.ndarray] = []
-    for piece in pieces:
-        for start in range(piece.start, piece.end, _TASK_QUERIES):
-            end = min(start + _TASK_QUERIES, piece.end)
-            queries.append((first, end - start, start))
-            pages.append(piece.slot.pages[: -(-end // TILE)])
-            first += end - start
-    row, count, place = torch.tensor(queries, dtype=torch.int64).view(-1, 3).t().contiguous()
-    page = torch.from_numpy(_concatenated(pages))
-    ends = torch.tensor([len(own) for own in pages], dtype=torch.int64).cumsum(0)
-    return AttentionTasks(row, count, place, ends, page, torch.full_like(page, TILE))
-
-
-def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
