@@ -37,6 +37,13 @@ def test_a_run_of_both_sides() -> None:
     assert list(found.evals) == ["0", "7"]
 
 
+def test_a_stage_that_reported_nothing_took_its_time_all_the_same() -> None:
+    record = recorder()
+    time.sleep(0.05)
+    record.end()
+    assert record.summary.seconds >= 0.05 and record.summary.samples_per_second == 0
+
+
 def test_training_alone_counts_what_it_trains() -> None:
     record = recorder("train")
     counts = {"sample/experience_count": 8.0, "sample/trained_tokens": 80.0, "time/step": 1.0}

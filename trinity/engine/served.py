@@ -1,5 +1,6 @@
 """`ServedEngine`: any engine with OpenAI's API beside it, in the same process."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -97,5 +98,5 @@ class ServedEngine:
 
     async def close(self) -> None:
         """End the API, then the engine."""
-        self._server.stop()
+        await asyncio.to_thread(self._server.stop)  # requests under way may need this loop
         await self._engine.close()

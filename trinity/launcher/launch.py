@@ -221,6 +221,7 @@ class Job:
             async with _closing(parts), self._stopping_on_signal(parts), self.observe(parts):
                 await parts.run(resume)
         finally:
+            recorder.end()
             self.screen.end_stage()
             summary.write(self.folder.path)
 

@@ -83,6 +83,10 @@ class StageRecorder:
         {"explorer": self._explorer, "trainer": self._trainer}.get(role, self._eval)(step, metrics)
         self._update_rates()
 
+    def end(self) -> None:
+        """The stage is over, its last save included, whatever it came to."""
+        self.summary.seconds = time.time() - self._started
+
     def _explorer(self, step: int, metrics: Metrics) -> None:
         summary = self.summary
         if "rollout/reward/mean" in metrics:
