@@ -109,7 +109,8 @@ def test_megatron_layers_are_unstacked_and_padding_of_the_vocabulary_is_cut(tmp_
     weights["embedding.word_embeddings.weight"] = torch.nn.functional.pad(
         weights["embedding.word_embeddings.weight"], (0, 0, 0, 31), value=7.0
     )
-    dcp.save(weights, checkpoint_id=str(actor / "dist_ckpt"), no_dist=True)
+    place = actor / ("dist_ckpt" if tied else "model/dist_ckpt")
+    dcp.save(weights, checkpoint_id=str(place), no_dist=True)
     outcome = convert(tmp_path / "global_step_1")
     assert (outcome.status, outcome.message) == ("converted", "from Megatron")
     torch.testing.assert_close(logits(actor / "huggingface"), model(TOKENS).logits)

@@ -144,13 +144,52 @@ def test_what_verl_cannot_do_is_refused(tmp_path):
     verl = {"trainer_type": "verl", "num_processes": 2}
     assert messages(plan_of(tmp_path, trainer=verl)) == []
     megatron = {**verl, "trainer_strategy": "megatron"}
-    [found] = messages(plan_of(tmp_path, trainer=megatron))
-    assert "megatron-core, which is not installed" in found and "fsdp2" in found
+    found = messages(plan_of(tmp_path, trainer=megatron))
+    assert any("Megatron computes on GPUs only. Set `trainer_strategy: fsdp2`." in m for m in found)
     shared = {**verl, "ulysses_sequence_parallel_size": 2}
     [found] = messages(plan_of(tmp_path, trainer=shared))
     assert "flash-attn" in found and "trainer_type: torch" in found
     [found] = messages(plan_of(tmp_path, trainer=verl, lora={"lora_rank": 4}))
     assert "built-in trainer" in found
+
+
+MEGATRON_REFUSES = {
+    "missing": ({}, "'megatron-core' is not installed. Install it with pip install 'trinity-rft["),
+    "dtype": ({"dtype": "float32"}, "computes in bfloat16, not float32"),
+    "writers": ({"save_strategy": "single_process"}, "write a checkpoint together"),
+    "fsdp2's": ({"offload_policy": True}, "a setting of FSDP2"),
+    "gradients": ({"grad_offload": True}, "together with the parameters"),
+    "heads": (
+        {"megatron": {"tensor_model_parallel_size": 3}},
+        "3 GPUs share each matrix, but can't share the model's 4 attention heads and 2 key heads "
+        "evenly. Set it to one of 1, 2.",
+    ),
+    "vocabulary": (
+        {"megatron": {"tensor_model_parallel_size": 2}},
+        "2 GPUs can't share the 97 rows of the vocabulary evenly. Set it to 1.",
+    ),
+    "layers": (
+        {"megatron": {"pipeline_model_parallel_size": 4}},
+        "The model's 2 layers can't be cut into 4 chunks of one length. "
+        "Make stages times chunks of a stage one of 1, 2.",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(MEGATRON_REFUSES))
+def test_what_megatron_cannot_do_is_refused(tmp_path, what):
+    edits, text = MEGATRON_REFUSES[what]
+    if what == "missing" and find_spec("megatron") is not None:
+        pytest.skip("megatron-core is installed")
+    trainer = {"trainer_type": "verl", "trainer_strategy": "megatron", **edits}
+    assert any(text in found for found in messages(plan_of(tmp_path, trainer=trainer)))
+
+
+def test_megatron_reads_the_rotary_embedding_from_the_model_alone(tmp_path):
+    trainer = {"trainer_type": "verl", "trainer_strategy": "megatron"}
+    model = {"model_path": str(tmp_path / "model"), "max_model_len": 64, "rope_theta": 1e6}
+    found = messages(plan_of(tmp_path, trainer=trainer, model=model))
+    assert any("model.rope_theta: " in m and "config.json" in m for m in found)
 
 
 @pytest.mark.skipif(find_spec("verl") is not None, reason="veRL is installed")

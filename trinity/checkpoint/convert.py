@@ -82,8 +82,8 @@ def _read(
 ) -> tuple[str, dict[str, Tensor]]:
     """What the weights came from, and the weights by Hugging Face name."""
     adapter = actor / layout.LORA_ADAPTER
-    if (actor / layout.DIST_CHECKPOINT).is_dir():
-        return "Megatron", load_dist_checkpoint(actor / layout.DIST_CHECKPOINT, config)
+    if (of_megatron := layout.dist_checkpoint(actor)).is_dir():
+        return "Megatron", load_dist_checkpoint(of_megatron, config)
     has_shards = any(actor.glob("model_world_size_*_rank_*.pt"))
     if has_shards:
         weights = load_full_state_dict(actor)

@@ -2,6 +2,8 @@
 
 <job>/global_step_<N>/actor/    model_world_size_<W>_rank_<R>.pt, optim_..., extra_state_...,
                                 fsdp_config.json, huggingface/
+                                or of Megatron: model/dist_ckpt/, optimizer/dist_ckpt/,
+                                extra/dist_ckpt/, num_steps.json, huggingface/
 <job>/global_step_<N>/critic/   the same
 <job>/<name>_meta.json          where explorer, trainer and stages stand
 <job>/latest_checkpointed_iteration.txt, latest_state_dict_iteration.txt
@@ -23,9 +25,16 @@ ACTOR, CRITIC = "actor", "critic"
 FSDP_CONFIG = "fsdp_config.json"
 LORA_ADAPTER = "lora_adapter"
 DIST_CHECKPOINT = "dist_ckpt"
+STEPS = "num_steps.json"
 
 _STEP = re.compile(r"global_step_(\d+)")
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+
+
+def dist_checkpoint(folder: Path) -> Path:
+    """Where Megatron's weights lie, or would lie, in a model folder (``.../actor``)."""
+    of_verl = Path(folder) / "model" / DIST_CHECKPOINT
+    return of_verl if of_verl.is_dir() else Path(folder) / DIST_CHECKPOINT
 
 
 def step_folder(job: Path, step: int) -> Path:
@@ -82,7 +91,7 @@ def faults_of(folder: Path) -> list[str]:
     if (folder / atomic.MARKER).exists():
         return atomic.faults(folder)
     actor = folder / ACTOR
-    if (actor / DIST_CHECKPOINT).is_dir():
+    if dist_checkpoint(actor).is_dir():
         return []
     try:
         world_size_of(actor)

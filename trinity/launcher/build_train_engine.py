@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.base import AdvantageFn
-from trinity.common.config import Config
+from trinity.common.config import Config, MegatronConfig
 from trinity.common.config.training import BatchLimit, PartSettings, training_settings
 from trinity.common.config.verl.keys import for_verl
-from trinity.common.constants import TrainerType
+from trinity.common.constants import TrainerStrategy, TrainerType
 from trinity.launcher.adapter import adapter_settings
 from trinity.launcher.plan import RunPlan, rope_overrides
 from trinity.synchronizer.channel import WeightChannel
@@ -17,13 +17,14 @@ from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.optimizer import OptimizerSettings
 from trinity.trainer.backends.torch.schedule import Schedule
 from trinity.trainer.backends.torch.settings import CriticSettings, TorchEngineSettings
-from trinity.trainer.backends.verl.settings import VerlEngineSettings
+from trinity.trainer.backends.verl.settings import MegatronSizes, VerlEngineSettings
 from trinity.trainer.engine import TrainEngine
 from trinity.utils import actor
 
 if TYPE_CHECKING:  # these bring transformers' models, which take a second and a half to import
     from trinity.trainer.backends.torch.rank import TorchTrainRank
     from trinity.trainer.backends.torch.rank_group import RankGroup
+    from trinity.trainer.backends.verl.rank import VerlTrainRank
 
 _RANK_TIMEOUT_S = 1800.0
 
@@ -38,9 +39,7 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
     settings = _settings(plan, updates)
     name = plan.config.trainer.name
     if plan.config.trainer.trainer_type is TrainerType.VERL:
-        from trinity.trainer.backends.verl.rank import VerlTrainRank
-
-        return _ranks(plan, _for_verl(plan.config, settings), channel, VerlTrainRank)
+        return _ranks(plan, _for_verl(plan.config, settings), channel, _verl_rank(plan.config))
     if plan.num_ranks > 1:
         from trinity.trainer.backends.torch.rank import TorchTrainRank
 
@@ -140,6 +139,16 @@ def _compiles(plan: RunPlan) -> bool:
     return plan.device == "cuda" and (is_whole if asked is None else asked)
 
 
+def _verl_rank(config: Config) -> "type[VerlTrainRank]":
+    if config.trainer.trainer_strategy is TrainerStrategy.MEGATRON:
+        from trinity.trainer.backends.verl.megatron_rank import MegatronTrainRank
+
+        return MegatronTrainRank
+    from trinity.trainer.backends.verl.rank import VerlTrainRank
+
+    return VerlTrainRank
+
+
 def _for_verl(config: Config, settings: TorchEngineSettings) -> VerlEngineSettings:
     trainer = config.trainer
     return VerlEngineSettings.of(
@@ -149,9 +158,22 @@ def _for_verl(config: Config, settings: TorchEngineSettings) -> VerlEngineSettin
             optimizer_offload=trainer.optimizer_offload,
         ),
         strategy=trainer.trainer_strategy.value,
+        megatron=_megatron_sizes(trainer.megatron),
         packs=trainer.use_remove_padding,
         offload_policy=trainer.offload_policy,
         verl=for_verl(trainer.trainer_config),
+    )
+
+
+def _megatron_sizes(given: MegatronConfig) -> MegatronSizes:
+    return MegatronSizes(
+        tensor=given.tensor_model_parallel_size,
+        pipeline=given.pipeline_model_parallel_size,
+        virtual_pipeline=given.virtual_pipeline_model_parallel_size,
+        expert=given.expert_model_parallel_size,
+        expert_tensor=given.expert_tensor_parallel_size,
+        context=given.context_parallel_size,
+        sequence_parallel=given.sequence_parallel,
     )
 
 

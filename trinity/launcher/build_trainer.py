@@ -3,6 +3,7 @@
 from trinity.algorithm import ALGORITHM_TYPE, KL_FN, SAMPLE_STRATEGY
 from trinity.algorithm.rollout_correction import RolloutCorrection
 from trinity.common.config import Config
+from trinity.common.config.gpus import ranks_per_row
 from trinity.common.config.shape import find_shape
 from trinity.common.config.training import training_settings
 from trinity.common.constants import SyncMethod, TrainerType
@@ -87,7 +88,7 @@ def _cost(plan: RunPlan) -> StepCost:
         )
     )
     return StepCost(
-        num_parts=plan.num_ranks // config.trainer.ulysses_sequence_parallel_size,
+        num_parts=plan.num_ranks // ranks_per_row(config.trainer),
         actor=shape,
         critic=critic,
         epochs=training_settings(config).epochs,

@@ -8,7 +8,7 @@ from typing import Any
 from trinity.checkpoint import layout
 from trinity.common.config import Config
 from trinity.common.config.derive import needs_critic
-from trinity.common.config.gpus import batch_problems
+from trinity.common.config.gpus import batch_problems, ranks_per_row
 from trinity.common.constants import EngineType, TrainerType
 from trinity.common.errors import Problem
 from trinity.launcher.plan import RunPlan
@@ -39,7 +39,7 @@ def trainer_problems(plan: RunPlan) -> Iterator[Problem]:
     if config.trainer.trainer_type is TrainerType.VERL:
         from trinity.launcher.check_verl import verl_problems
 
-        yield from verl_problems(plan)
+        yield from verl_problems(plan, shape)
     yield from _number_format_problems(config, folder)
     yield from _sequence_problems(plan, shape)
     yield from _tokenizer_problems(folder, shape)
@@ -79,7 +79,7 @@ def _sequence_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem
         choice = "1" if working == [1] else f"one of {', '.join(map(str, working))}"
         yield Problem(_SEQUENCE, message, f"Set it to {choice}.", size)
     elif not plan.gpus.total:
-        yield from batch_problems(plan.config, ranks // size)
+        yield from batch_problems(plan.config, max(ranks // ranks_per_row(trainer), 1))
 
 
 def divides(size: int, heads: int, keys: int) -> bool:

@@ -1,24 +1,28 @@
 """What `trainer_type: verl` can't do, or can't do on this machine."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from trinity.common.constants import TrainerStrategy
 from trinity.common.errors import Problem
 from trinity.launcher.build_train_engine import reads
+from trinity.launcher.check_megatron import megatron_problems
 from trinity.launcher.plan import RunPlan
 from trinity.trainer.backends.verl.compat import (
     can_pack,
     flash_attn_fault,
-    megatron_problem,
 )
 
 
-def verl_problems(plan: RunPlan) -> Iterator[Problem]:
-    """All that would stop veRL's engines at once. That veRL is there is checked with the others."""
+def verl_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
+    """All that would stop veRL's engines at once. That packages are there is checked elsewhere.
+
+    Args:
+        shape: The model's config.json; empty if it is not known.
+    """
     trainer = plan.config.trainer
-    if trainer.trainer_strategy is TrainerStrategy.MEGATRON:
-        fix = "Set `trainer_strategy: fsdp2`."
-        yield Problem("trainer.trainer_strategy", megatron_problem(), fix, "megatron")
+    is_megatron = trainer.trainer_strategy is TrainerStrategy.MEGATRON
+    if is_megatron:
+        yield from megatron_problems(plan, shape)
     if plan.config.model.lora_configs:
         message = "Adapters are trained by the built-in trainer only."
         yield Problem("model.lora_configs", message, "Set `trainer_type: torch`.")
@@ -26,7 +30,8 @@ def verl_problems(plan: RunPlan) -> Iterator[Problem]:
         message = "clipv reads a sum over the vocabulary that veRL's engines do not give."
         fix = "Set it to `clipb`, or use `trainer_type: torch`."
         yield Problem("algorithm.advantage_fn", message, fix, "clipv")
-    fault = flash_attn_fault(plan.device) if trainer.use_remove_padding else None
+    needs_flash = trainer.use_remove_padding and not is_megatron
+    fault = flash_attn_fault(plan.device) if needs_flash else None
     if fault is not None:
         message = f"flash-attn is installed and can't be loaded: {fault}."
         fix = (

@@ -117,6 +117,23 @@ def test_memory_of_a_training_gpu():
     assert 2 * shape.parameters in [p.bytes for p in delta if "before" in p.name]
 
 
+def test_memory_of_a_gpu_of_megatron():
+    shape = shape_of(QWEN_1_5B)
+    megatron = {"trainer.trainer_type": "verl", "trainer.trainer_strategy": "megatron"}
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    one = {p.name: p.bytes for p in trainer_memory(filled(megatron), shape, 1)}
+    cut = filled({**megatron, "trainer.megatron": sizes})
+    eight = {p.name: p.bytes for p in trainer_memory(cut, shape, 8)}
+    assert one["actor weights"] == 4 * eight["actor weights"] == 2 * shape.parameters
+    assert one["actor gradients"] == 4 * eight["actor gradients"] == 4 * shape.parameters
+    assert one["actor optimizer"] == 8 * eight["actor optimizer"] == 12 * shape.parameters
+    assert one["activations"] == 2 * eight["activations"]
+    assert one["logits"] == 2 * eight["logits"]
+    frugal = filled({**megatron, "trainer.enable_gradient_checkpointing": True})
+    less = {p.name: p.bytes for p in trainer_memory(frugal, shape, 1)}
+    assert less["activations"] < one["activations"] / 4
+
+
 QWEN3_0_6B = {
     **QWEN_1_5B,
     "model_type": "qwen3",

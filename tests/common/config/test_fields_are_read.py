@@ -75,7 +75,6 @@ FEATURES = {
         "model.max_cpu_loras",
     ],
     "engine/openai": ["explorer.*.external_model_config.*"],
-    "trainer/backends/verl/megatron": ["trainer.megatron.*", "trainer.grad_offload"],
     "trainer/backends/tinker": ["model.tinker.*"],
     "explorer/proxy": [
         "explorer.listen_address",

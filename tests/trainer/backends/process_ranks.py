@@ -55,7 +55,11 @@ class _StandIn:
 
 @contextmanager
 def rank_group(
-    settings: TorchEngineSettings, world_size: int, kind: type = TorchTrainRank, **rank: object
+    settings: TorchEngineSettings,
+    world_size: int,
+    kind: type = TorchTrainRank,
+    has_children: bool = False,
+    **rank: object,
 ) -> Iterator[RankGroup]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LOADED_ONCE)
@@ -65,7 +69,7 @@ def rank_group(
         process = context.Process(
             target=_serve,
             args=(theirs, kind, settings, RankSettings(number, world_size, timeout_s=120, **rank)),
-            daemon=True,
+            daemon=not has_children,
         )
         process.start()
         theirs.close()

@@ -8,6 +8,7 @@ from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
 from trinity.common.config.case import Case
 from trinity.common.config.derive import derive, spec_of
 from trinity.common.config.derive_data import EXPERIENCES, INPUT
+from trinity.common.config.derive_trainer import sequence_shares
 from trinity.common.config.root import Config
 from trinity.common.config.stages import iterate_stages
 from trinity.common.config.verl.keys import ACTOR, leaves
@@ -55,7 +56,7 @@ def _micro_batch(case: Case) -> Iterator[str]:
 def _long_rows(case: Case) -> Iterator[str]:
     trainer, longest = case.config.trainer, case.config.model.max_model_len or 0
     limit = trainer.max_token_len_per_gpu
-    shares = trainer.ulysses_sequence_parallel_size
+    shares = sequence_shares(trainer)
     if case.config.mode.trains and limit and limit * shares < longest:
         yield (
             f"trainer.max_token_len_per_gpu is {limit}, but one experience can have {longest} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trinity.common.config.gpus import GPUSplit
+from trinity.common.config.gpus import GPUSplit, ranks_per_row
 from trinity.common.config.root import Config
 from trinity.common.config.training import training_settings
 from trinity.common.constants import SyncStyle
@@ -57,7 +57,7 @@ def arithmetic_of(config: Config, split: GPUSplit) -> Arithmetic:
     samples = config.algorithm.repeat_times or 1
     prompt, response = model.max_prompt_tokens or 0, model.max_response_tokens or 0
     rows = buffer.train_batch_size
-    copies = max(split.trainer // config.trainer.ulysses_sequence_parallel_size, 1)
+    copies = max(split.trainer // ranks_per_row(config.trainer), 1)
     per_step = tasks * samples / rows if rows and tasks and config.mode.pairs else 1.0
     per_gpu = -(-rows // copies)
     return Arithmetic(

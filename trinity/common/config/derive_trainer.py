@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trinity.common.config.algorithm_table import AlgorithmSpec
 from trinity.common.config.fill import Filler
+from trinity.common.config.trainer import TrainerConfig
 from trinity.common.constants import TrainerStrategy
 
 
@@ -20,16 +21,15 @@ def derive_trainer(filler: Filler, spec: AlgorithmSpec) -> None:
     longest = config.model.max_model_len
     if longest is None:
         return
-    shares = sequence_shares(filler)
+    shares = sequence_shares(filler.config.trainer)
     why = f"twice the longest sequence, {longest} tokens"
     if shares > 1:
         why += f", over {shares} GPUs"
     filler.default("trainer.max_token_len_per_gpu", -(-2 * longest // shares), why)
 
 
-def sequence_shares(filler: Filler) -> int:
+def sequence_shares(trainer: TrainerConfig) -> int:
     """GPUs that share one sequence."""
-    trainer = filler.config.trainer
     if trainer.trainer_strategy is TrainerStrategy.MEGATRON:
         return trainer.megatron.context_parallel_size
     return trainer.ulysses_sequence_parallel_size

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.root import Config
-from trinity.common.constants import EngineType, Mode, TrainerType
+from trinity.common.config.trainer import TrainerConfig
+from trinity.common.constants import EngineType, Mode, TrainerStrategy, TrainerType
 from trinity.common.errors import Problem
 
 _KEYS = "cluster.gpu_per_node"
@@ -130,23 +131,38 @@ def _broken_nodes(config: Config, split: GPUSplit) -> Iterator[Problem]:
 
 
 def _indivisible(config: Config, split: GPUSplit) -> Iterator[Problem]:
-    trainer, model = config.trainer, config.trainer.megatron
-    shares = trainer.ulysses_sequence_parallel_size
-    if trainer.trainer_strategy == "megatron":
-        shares = (
-            model.tensor_model_parallel_size
-            * model.pipeline_model_parallel_size
-            * model.context_parallel_size
-        )
+    trainer = config.trainer
+    shares = ranks_per_row(trainer)
     if split.trainer < 1:
         return
     if split.trainer % shares:
-        message = f"{shares} GPUs share a sequence, and the trainer has {split.trainer}."
         divisors = [str(n) for n in range(1, split.trainer + 1) if split.trainer % n == 0]
-        fix = f"Set it to one of {', '.join(divisors)}."
-        yield Problem("trainer.ulysses_sequence_parallel_size", message, fix, shares)
+        if trainer.trainer_strategy is TrainerStrategy.MEGATRON:
+            key, value = "trainer.megatron", None
+            message = (
+                f"One copy of the model takes {shares} GPUs (tensor, pipeline and context parallel "
+                f"sizes multiplied), and the trainer has {split.trainer}."
+            )
+            fix = f"Make the product one of {', '.join(divisors)}."
+        else:
+            key, value = "trainer.ulysses_sequence_parallel_size", shares
+            message = f"{shares} GPUs share a sequence, and the trainer has {split.trainer}."
+            fix = f"Set it to one of {', '.join(divisors)}."
+        yield Problem(key, message, fix, value)
         return
     yield from batch_problems(config, split.trainer // shares)
+
+
+def ranks_per_row(trainer: TrainerConfig) -> int:
+    """GPUs of the trainer that work on the same rows."""
+    if trainer.trainer_strategy is not TrainerStrategy.MEGATRON:
+        return trainer.ulysses_sequence_parallel_size
+    sizes = trainer.megatron
+    return (
+        sizes.tensor_model_parallel_size
+        * sizes.pipeline_model_parallel_size
+        * sizes.context_parallel_size
+    )
 
 
 def batch_problems(config: Config, copies: int) -> Iterator[Problem]:

@@ -14,11 +14,11 @@ from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.root import Config
 from trinity.common.config.shape import ModelShape
 from trinity.common.config.training import PartSettings, training_settings
-from trinity.common.constants import EngineType, SyncMethod
+from trinity.common.constants import EngineType, SyncMethod, TrainerStrategy
 
 _CPU_LOGITS = 26_000_000  # at a time
 _GPU_LOGITS = 2**31  # at a time, in two chunks
-_CONTEXT = 600 * 2**20
+CONTEXT = 600 * 2**20
 _CPU_LIBRARIES = 400 * 2**20
 _SENT_AT_A_TIME = 2**28
 _CPU_SLACK = 0.1  # measured on three shapes, from 19 to 135 million weights: 5 % off at most
@@ -58,6 +58,10 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
         shards: GPUs the weights and optimizer state are split over.
     """
     settings = training_settings(config)
+    if config.trainer.trainer_strategy is TrainerStrategy.MEGATRON:
+        from trinity.common.config.memory_megatron import megatron_memory
+
+        return megatron_memory(config, shape, shards)
     width = 2 if config.trainer.dtype == "bfloat16" else 4
     parts = _model_state("actor", config, shape, settings.actor, width, shards)
     if needs_critic(config):
@@ -84,7 +88,7 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
     )
     if config.cluster.gpu_per_node:
         gradients = _gpu_gradients(config, shape, settings.actor, shards, passing)
-        context = Part("CUDA and libraries", _CONTEXT, "about")
+        context = Part("CUDA and libraries", CONTEXT, "about")
         return [*parts, gradients, passing.activations, passing.logits, context]
     parts += [passing.activations, passing.logits]
     slack = _CPU_SLACK * passing.whole
@@ -259,10 +263,10 @@ def engine_memory(
     if model.engine_type is EngineType.TORCH:
         cache = slots * longest * per_token
         return [*parts, Part("KV cache", cache, f"{slots} workflows of {longest:,} tokens")]
-    cache = max(gpu_bytes * model.gpu_memory_utilization - weights - _CONTEXT, 0)
+    cache = max(gpu_bytes * model.gpu_memory_utilization - weights - CONTEXT, 0)
     tokens = cache / per_token
     held = f"{tokens:,.0f} tokens, {tokens / longest:,.0f} whole rows"
-    return [*parts, Part("KV cache", cache, held), Part("CUDA and libraries", _CONTEXT, "about")]
+    return [*parts, Part("KV cache", cache, held), Part("CUDA and libraries", CONTEXT, "about")]
 
 
 def checkpoint_bytes(config: Config, shape: ModelShape) -> tuple[float, float]:

@@ -71,6 +71,15 @@ _CHECKPOINT = (
     "`trainer.save_hf_checkpoint`"
 )
 _CONTENTS = ["model", "optimizer", "extra"]
+_MEGATRON_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "context_parallel_size",
+    "sequence_parallel",
+)
 
 
 def _fsdp(prefix: str) -> Iterator[VerlKey]:
@@ -129,6 +138,12 @@ def _actor() -> Iterator[VerlKey]:
         yield VerlKey(key, Use.PROGRAM, "", (_CONTENTS,), _CHECKPOINT)
     for name in ("param_offload", "optimizer_offload", "offload_policy"):
         yield VerlKey(f"{ACTOR}.fsdp_config.{name}", Use.OWN, f"trainer.{name}")
+    for name in ("param_offload", "optimizer_offload", "grad_offload"):
+        yield VerlKey(f"{ACTOR}.megatron.{name}", Use.OWN, f"trainer.{name}")
+    for name in _MEGATRON_SIZES:
+        yield VerlKey(f"{ACTOR}.megatron.{name}", Use.OWN, f"trainer.megatron.{name}")
+        for part in (REF, "critic"):
+            yield VerlKey(f"{part}.megatron.{name}", Use.SAME, f"trainer.megatron.{name}")
     yield from _fsdp(ACTOR)
     yield from _optimizer_own()
 

@@ -25,8 +25,8 @@ class CheckpointParts:
         """Make the folder that all ranks write into; on one rank."""
         atomic.begin_folder(Path(path))
 
-    async def hold_states(self, hf: bool) -> None:
-        """Copy this rank's part of a checkpoint; `write_part` writes it."""
+    async def hold_states(self, path: str | Path, hf: bool) -> None:
+        """Copy this rank's part of the checkpoint ``path``; `write_part` writes it."""
         self._held = await self._run(lambda: self._states(hf))
 
     async def write_part(self, path: str | Path) -> None:

@@ -33,7 +33,7 @@ class RankGroup:
     """A `TrainEngine` over ranks, which are `TorchTrainRank` or stand-ins for them.
 
     Rows go to ranks by whole groups, so that prompts stay shared, balanced by tokens; a group
-    larger than a rank's share is cut. Ranks that share sequences work on the same rows. All counts
+    larger than a rank's share is cut. Ranks may work on the same rows together. All counts
     of a loss are those of the whole batch, so the result is that of one process.
     """
 
@@ -102,7 +102,7 @@ class RankGroup:
         is_last: bool = False,
     ) -> None:
         await self.wait_saved()
-        await self._all("hold_states", hf)
+        await self._all("hold_states", path, hf)
         self._saving = asyncio.create_task(self._write(path, files or {}))
 
     async def wait_saved(self) -> None:
@@ -174,11 +174,12 @@ class RankGroup:
     def _placed(self, parts: Sequence["_Part"]) -> Iterator[tuple[TorchTrainRank, "_Part"]]:
         """Every rank with the rows that it works on."""
         for number, rank in enumerate(self.ranks):
-            yield rank, parts[number // self._settings.sequence_parallel]
+            yield rank, parts[self._settings.part_of(number, len(self.ranks))]
 
     def _first_of_each(self, found: Sequence[T]) -> Sequence[T]:
-        """Results of ranks that share sequences, once."""
-        return found[:: self._settings.sequence_parallel]
+        """Results of ranks that work on the same rows, once."""
+        tells, world_size = self._settings.tells, len(self.ranks)
+        return [result for number, result in enumerate(found) if tells(number, world_size)]
 
     async def _in_two_passes(
         self, batch: TrainBatch, objective: BatchObjective, which: TrainedRole, scope: LossScope
@@ -206,11 +207,11 @@ class RankGroup:
         settings = self._settings
         rule = settings.rule(which, with_gradient=objective is not None)
         if rule.max_tokens is not None:
-            rule = replace(rule, max_tokens=rule.max_tokens * settings.sequence_parallel)
+            rule = replace(rule, max_tokens=rule.max_tokens * settings.ranks_per_row)
         idle = torch.zeros(len(batch), dtype=torch.bool)
         if objective is not None:
             idle = objective.idle_rows(batch)
-        num_parts = len(self.ranks) // settings.sequence_parallel
+        num_parts = len(self.ranks) // settings.ranks_per_row
         shares = split_rows(batch, num_parts, settings.balances_ranks)
         plans = []
         for rows in shares:

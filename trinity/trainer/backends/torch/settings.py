@@ -97,6 +97,19 @@ class TorchEngineSettings:
     num_threads: int | None = None
     log_name: str = "trainer"
 
+    @property
+    def ranks_per_row(self) -> int:
+        """Ranks that work on the same rows."""
+        return self.sequence_parallel
+
+    def part_of(self, rank: int, world_size: int) -> int:
+        """Which part of the rows is a rank's."""
+        return rank // self.ranks_per_row
+
+    def tells(self, rank: int, world_size: int) -> bool:
+        """Whether a rank's outputs are taken, of those that work on the same rows."""
+        return rank % self.ranks_per_row == 0
+
     def rule(self, which: str, with_gradient: bool) -> MicroBatchRule:
         """Size of a micro-batch of a model ("actor", "ref" or "critic")."""
         if which == "critic" and self.critic is not None:

@@ -8,6 +8,12 @@ from importlib.util import find_spec
 from trinity.common.errors import MissingExtraError, TrinityError
 
 _RELEASE = "0.9"
+_MEGATRON = {
+    "megatron.core": "megatron-core",
+    "megatron.bridge": "megatron-bridge",
+    "transformer_engine": "transformer-engine",
+}
+"""Module -> package that veRL's Megatron engine needs."""
 
 
 def require_verl(strategy: str) -> None:
@@ -15,10 +21,8 @@ def require_verl(strategy: str) -> None:
 
     Raises:
         MissingExtraError: veRL is not installed.
-        TrinityError: It is another release, or the strategy is Megatron.
+        TrinityError: It is another release.
     """
-    if strategy == "megatron":
-        raise TrinityError(f"{megatron_problem()} Set trainer_strategy: fsdp2.")
     if find_spec("verl") is None:
         raise MissingExtraError("verl", "verl")
     found = importlib.metadata.version("verl")
@@ -27,20 +31,27 @@ def require_verl(strategy: str) -> None:
             f"veRL {found} is installed; trainer_type: verl drives veRL {_RELEASE}.x. "
             "Install it with pip install 'trinity-rft[verl]'."
         )
+    missing = missing_for_megatron() if strategy == "megatron" else None
+    if missing is not None:
+        raise MissingExtraError(missing, "megatron")
 
 
-def megatron_problem() -> str:
-    """Why `trainer_strategy: megatron` can't run here."""
-    if find_spec("megatron") is None:
-        return "Megatron needs the package megatron-core, which is not installed."
-    return "Of veRL's engines this version drives fsdp and fsdp2, not Megatron."
+def missing_for_megatron() -> str | None:
+    """The first package of veRL's Megatron engine that is not installed; None if all are."""
+    has_namespace = find_spec("megatron") is not None
+    for module, package in _MEGATRON.items():
+        if (module.startswith("megatron.") and not has_namespace) or find_spec(module) is None:
+            return package
+    return None
 
 
 @cache
-def load_engines(device: str) -> None:
-    """Import veRL's FSDP engines and have them registered for ``device``."""
+def load_engines(device: str, strategy: str) -> None:
+    """Import veRL's engines and have them registered for ``device``."""
     if device != "cpu":
         importlib.import_module("verl.workers.engine")
+        if strategy == "megatron":  # its import error, if any: veRL only warns
+            importlib.import_module("verl.workers.engine.megatron")
         return
     importlib.import_module("trinity.trainer.backends.verl.platform")
     registry = importlib.import_module("verl.workers.engine").EngineRegistry

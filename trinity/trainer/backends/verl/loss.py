@@ -40,7 +40,7 @@ class MicroBatchHook:
         if part is None:
             return flat.float().sum() * 0.0, {}
         outputs = _of_trained_tokens(model_output, part, places)
-        loss = self.take(outputs, part, rows)
+        loss = self.take(outputs, part, rows).to(flat.device)
         return (loss if loss.requires_grad else loss + flat.float().sum() * 0.0), {}
 
     def take(self, outputs: Outputs, part: TrainBatch, rows: Sequence[int]) -> Tensor:

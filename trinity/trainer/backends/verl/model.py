@@ -1,6 +1,7 @@
 """`VerlModel`: one model in an engine of veRL, with its step count and learning rate."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -40,12 +41,21 @@ class VerlModel:
         self._settings = settings
         self.source = settings.path_of(role)
         self._optimizer = settings.optimizer_of(role)
-        with folder_of(role, settings) as (folder, self.is_random):
+        self._folder = ExitStack()
+        folder, self.is_random = self._folder.enter_context(folder_of(role, settings))
+        try:
             self._configs = configs_of(role, settings, folder)
             self.engine = self._engine(self._configs)
+        finally:
+            if not settings.is_megatron:  # which reads names from it whenever weights go out
+                self._folder.close()
         self.plain = self._plain()
         """The bare model on no device: its config, its class, and names of parameters."""
         self.dtype = resolve_dtype(settings.dtype, torch.bfloat16)
+
+    def close(self) -> None:
+        """Remove a folder that was made for the model."""
+        self._folder.close()
 
     @property
     def module(self) -> Any:
@@ -88,14 +98,19 @@ class VerlModel:
         lr = self._optimizer.lr * self._optimizer.schedule.factor(self.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        with self.engine.train_mode():
-            norm = float(self.engine.optimizer_step())
-        self.engine.lr_scheduler_step()
+        norm = self._update()
         self.num_steps += 1
         metrics = {"grad_norm": norm, "lr": lr}
         if not torch.isfinite(torch.tensor(norm)):
             metrics["skipped_updates"] = 1.0
         return metrics
+
+    def _update(self) -> float:
+        """Clip and update; the norm of the gradient."""
+        with self.engine.train_mode():
+            norm = float(self.engine.optimizer_step())
+        self.engine.lr_scheduler_step()
+        return norm
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Whole weights by Hugging Face name, each once, in the dtype they are computed with."""
@@ -122,6 +137,9 @@ class VerlModel:
             engine.initialize()
         return engine
 
+    def _is_fused(self) -> bool:
+        return bool(self._configs.model.use_fused_kernels)
+
     def _plain(self) -> PreTrainedModel:
         kind = AutoModelForTokenClassification if self.role == "critic" else AutoModelForCausalLM
         with torch.device("meta"):
@@ -141,13 +159,12 @@ class VerlModel:
     def _data(
         self, batch: TrainBatch, rows: Sequence[int], rule: MicroBatchRule, entropy: bool
     ) -> Any:
-        model = self._configs.model
         way = Way(
             rule,
             self._settings.temperature,
-            self._settings.sequence_parallel,
-            packs=model.use_remove_padding,
-            fused=model.use_fused_kernels,
+            self._settings.sequence_shares,
+            packs=self._configs.model.use_remove_padding,
+            fused=self._is_fused(),
             entropy=entropy,
         )
         return tensordict_of(batch, rows, way)

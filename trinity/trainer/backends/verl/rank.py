@@ -121,6 +121,8 @@ class VerlTrainRank(CheckpointParts):
         """Leave the other ranks."""
         try:
             await self._writer.wait()
+            for model in self._models.values():
+                model.close()
             if self._ranks is not None:
                 await self._run(self._ranks.close)
         finally:
@@ -133,10 +135,10 @@ class VerlTrainRank(CheckpointParts):
 
     def _join(self, address: str) -> None:
         settings = self._settings
-        load_engines(settings.device)
+        load_engines(settings.device, settings.strategy)
         from trinity.trainer.backends.verl.configs import check_keys
 
-        check_keys(settings.verl)
+        check_keys(settings.verl, settings.strategy)
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         self._ranks = Ranks(self._rank, settings, address)
@@ -151,13 +153,16 @@ class VerlTrainRank(CheckpointParts):
 
     def _model(self, which: ModelRole) -> "VerlModel":
         """A model; it is loaded when it is first asked for."""
-        from trinity.trainer.backends.verl.model import VerlModel
-
         if self._ranks is None:
             raise RuntimeError("The engine is not prepared: call prepare() first.")
         if which not in self._models:
-            self._models[which] = VerlModel(which, self._settings)
+            self._models[which] = self._new_model(which)
         return self._models[which]
+
+    def _new_model(self, which: ModelRole) -> "VerlModel":
+        from trinity.trainer.backends.verl.model import VerlModel
+
+        return VerlModel(which, self._settings)
 
     def _trained(self) -> dict[str, "VerlModel"]:
         return {role: model for role, model in self._models.items() if role != "ref"}

@@ -21,7 +21,7 @@ def folder_of(role: ModelRole, settings: VerlEngineSettings) -> Iterator[tuple[s
     """The folder to load from, and whether its weights are made up.
 
     A folder that holds a config alone is filled as the torch trainer does it, by the same seed,
-    in a copy that lasts until the model is loaded.
+    in a copy. Megatron reads a critic from a language model.
     """
     path = settings.path_of(role)
     folder = Path(path)
@@ -30,7 +30,7 @@ def folder_of(role: ModelRole, settings: VerlEngineSettings) -> Iterator[tuple[s
         return
     copy = Path(tempfile.mkdtemp(prefix="trinity_weights_"))
     try:
-        if role == "critic":
+        if role == "critic" and not settings.is_megatron:
             model = load_value_model(
                 path,
                 settings.seed,

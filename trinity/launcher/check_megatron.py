@@ -1,0 +1,78 @@
+"""What `trainer_strategy: megatron` can't do, or can't do with this model on these GPUs."""
+
+from collections.abc import Iterator, Mapping
+
+from trinity.common.constants import SaveStrategy
+from trinity.common.errors import Problem
+from trinity.launcher.plan import RunPlan, rope_overrides
+from trinity.trainer.backends.verl.compat import missing_for_megatron
+
+_SIZES = "trainer.megatron"
+_USE_FSDP = "Set `trainer_strategy: fsdp2`."
+
+
+def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
+    """All that would stop veRL's Megatron engine.
+
+    Args:
+        shape: The model's config.json; empty if it is not known.
+    """
+    trainer, model = plan.config.trainer, plan.config.model
+    key = "trainer.trainer_strategy"
+    if (missing := missing_for_megatron()) is not None:
+        message = f"The package {missing!r} is not installed."
+        fix = f"Install it with pip install 'trinity-rft[megatron]'. Or: {_USE_FSDP}"
+        yield Problem(key, message, fix, "megatron")
+    if plan.device == "cpu":
+        yield Problem(key, "Megatron computes on GPUs only.", _USE_FSDP, "megatron")
+    if trainer.dtype != "bfloat16":
+        message = f"veRL's Megatron engine computes in bfloat16, not {trainer.dtype}."
+        fix = f"Set `dtype: bfloat16`. Or: {_USE_FSDP}"
+        yield Problem("trainer.dtype", message, fix, trainer.dtype)
+    if trainer.save_strategy is not SaveStrategy.UNRESTRICTED:
+        message = "Megatron's ranks write a checkpoint together, not one after another."
+        yield Problem("trainer.save_strategy", message, "Remove it.", trainer.save_strategy.value)
+    if trainer.offload_policy:
+        message = "This is a setting of FSDP2."
+        fix = "Set `param_offload: true` and `optimizer_offload: true` in its place."
+        yield Problem("trainer.offload_policy", message, fix, True)
+    if trainer.grad_offload and not trainer.param_offload:
+        message = "Megatron frees gradients together with the parameters."
+        yield Problem("trainer.grad_offload", message, "Set `param_offload: true` too.", True)
+    for name in rope_overrides(model):
+        message = "veRL's Megatron engine reads the model's own config.json."
+        yield Problem(f"model.{name}", message, "Write it into the model's config.json.")
+    yield from _uneven(plan, shape)
+
+
+def _uneven(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
+    sizes = plan.config.trainer.megatron
+    heads = _count(shape, "num_attention_heads")
+    keys = _count(shape, "num_key_value_heads") or heads
+    tensor = sizes.tensor_model_parallel_size
+    if heads % tensor or keys % tensor:
+        message = (
+            f"{tensor} GPUs share each matrix, but can't share the model's {heads} attention heads "
+            f"and {keys} key heads evenly."
+        )
+        even = [str(n) for n in range(1, tensor) if heads % n == 0 and keys % n == 0]
+        fix = f"Set it to {'one of ' if len(even) > 1 else ''}{', '.join(even)}."
+        yield Problem(f"{_SIZES}.tensor_model_parallel_size", message, fix, tensor)
+    rows = _count(shape, "vocab_size")
+    if rows % tensor:
+        message = f"{tensor} GPUs can't share the {rows} rows of the vocabulary evenly."
+        even = [str(n) for n in range(1, tensor) if rows % n == 0]
+        fix = f"Set it to {'one of ' if len(even) > 1 else ''}{', '.join(even)}."
+        yield Problem(f"{_SIZES}.tensor_model_parallel_size", message, fix, tensor)
+    layers = _count(shape, "num_hidden_layers")
+    stages = sizes.pipeline_model_parallel_size
+    chunks = stages * (sizes.virtual_pipeline_model_parallel_size or 1)
+    if layers % chunks:
+        message = f"The model's {layers} layers can't be cut into {chunks} chunks of one length."
+        even = [str(n) for n in range(1, chunks) if layers % n == 0]
+        fix = f"Make stages times chunks of a stage one of {', '.join(even)}."
+        yield Problem(f"{_SIZES}.pipeline_model_parallel_size", message, fix, stages)
+
+
+def _count(shape: Mapping[str, object], name: str) -> int:
+    return int(str(shape.get(name) or 0))
