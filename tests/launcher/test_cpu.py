@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from trinity.common.config import Config, load_config
+from trinity.common.config import Config, MegatronConfig, load_config
+from trinity.common.constants import TrainerStrategy
 from trinity.launcher.cpu import Replacement, for_cpu
 
 GPU_RUN = """
@@ -48,3 +49,13 @@ def test_nothing_is_left_to_replace(config: Config) -> None:
     fitted, _ = for_cpu(config)
     assert for_cpu(fitted) == (fitted, [])
     assert Replacement("a", 1, 2) == Replacement("a", 1, 2)
+
+
+def test_megatron_becomes_the_built_in_trainer_without_its_sizes(config: Config) -> None:
+    config.trainer.trainer_strategy = TrainerStrategy.MEGATRON
+    config.trainer.megatron = MegatronConfig(tensor_model_parallel_size=2)
+    fitted, changes = for_cpu(config)
+    told = {change.key: (change.before, change.after) for change in changes}
+    assert told["trainer.trainer_strategy"] == ("megatron", "fsdp2")
+    assert told["trainer.megatron.tensor_model_parallel_size"] == (2, 1)
+    assert fitted.trainer.megatron == MegatronConfig()

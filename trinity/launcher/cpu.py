@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trinity.common.config import Config, InferenceModelConfig, StageConfig
-from trinity.common.constants import EngineType, Mode, SyncMethod, TrainerType
+from trinity.common.config import Config, InferenceModelConfig, MegatronConfig, StageConfig
+from trinity.common.constants import EngineType, Mode, SyncMethod, TrainerStrategy, TrainerType
 
 _PARALLEL_SIZES = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
 
@@ -48,6 +48,11 @@ def for_cpu(config: Config) -> tuple[Config, list[Replacement]]:
             if section.trainer.trainer_type is TrainerType.VERL:
                 put(section.trainer, key, "trainer_type", TrainerType.TORCH)
             put(section.trainer, key, "ulysses_sequence_parallel_size", 1)
+            if section.trainer.trainer_strategy is TrainerStrategy.MEGATRON:
+                put(section.trainer, key, "trainer_strategy", TrainerStrategy.FSDP2)
+                put(section.trainer, key, "grad_offload", False)
+                for name, default in MegatronConfig():
+                    put(section.trainer.megatron, f"{key}megatron.", name, default)
         if section.mode is Mode.COLOCATE:
             put(section, prefix, "mode", Mode.BOTH)
     if copy.synchronizer.sync_method is SyncMethod.NCCL:
