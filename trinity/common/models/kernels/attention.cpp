@@ -335,7 +335,6 @@ static void accumulate(const float* weights, long stride, const float* rows, lon
     }
 }
 
-// Tasks of one tree share keys, those of different trees don't: `trees_end` says where each ends.
 template <class T, int W>
 static void attend_backward(const T* grad, const T* query, const T* key, const T* value,
                             const float* log_norm, T* query_grad, float* key_grad,
@@ -421,10 +420,10 @@ void attention(const T* query, T* key, T* value, const T* fresh_key, const T* fr
 }
 
 template <class T>
-static void attention_backward(const T* grad, const T* query, const T* key, const T* value,
-                               const float* log_norm, T* query_grad, float* key_grad,
-                               float* value_grad, const long* trees_end, long num_trees,
-                               const Tasks* tasks, const Shape* shape, long width, int threads) {
+void attention_backward(const T* grad, const T* query, const T* key, const T* value,
+                        const float* log_norm, T* query_grad, float* key_grad, float* value_grad,
+                        const long* trees_end, long num_trees, const Tasks* tasks,
+                        const Shape* shape, long width, int threads) {
 #define CALL(W)                                                                           \
     attend_backward<T, W>(grad, query, key, value, log_norm, query_grad, key_grad, value_grad, \
                           trees_end, num_trees, *tasks, *shape, threads)

@@ -23,11 +23,9 @@ void rms_norm(const T* in, const T* weight, T* out, float* scales, long rows, lo
     }
 }
 
-// `weight_grads` has a row for each block of rows: sums whose order no number of threads changes.
 template <class T>
-static void rms_norm_backward(const T* grad, const T* in, const T* weight, const float* scales,
-                              T* in_grad, float* weight_grads, long rows, long width, long block,
-                              int threads) {
+void rms_norm_backward(const T* grad, const T* in, const T* weight, const float* scales, T* in_grad,
+                       float* weight_grads, long rows, long width, long block, int threads) {
     EACH_ROW for (long first = 0; first < rows; first += block) {
         float* total = weight_grads + first / block * width;
         memset(total, 0, width * sizeof(float));
@@ -58,10 +56,9 @@ void silu_mul(const T* gate, const T* up, T* out, long size, int threads) {
     }
 }
 
-// `grad` becomes the gradient of `up`.
 template <class T>
-static void silu_mul_backward(T* grad, const T* gate, const T* up, T* out, T* gate_grad, long size,
-                              int threads) {
+void silu_mul_backward(T* grad, const T* gate, const T* up, T* out, T* gate_grad, long size,
+                       int threads) {
     EACH_ROW for (long i = 0; i < size; i += LANES) {
         Floats g = load(gate + i, size - i), u = load(up + i, size - i);
         Floats above = load(grad + i, size - i), gated = sigmoid(g);

@@ -34,6 +34,8 @@ constexpr long LINE = 32;  // numbers of a line of the cache
 constexpr long DEPTH = 1536;      // of a block whose panel stays in the second cache
 constexpr long HEIGHT = 1008;     // rows whose sums stay there where there are several blocks
 constexpr long STRIPE_TILES = 8;  // of packed rows that use a panel one after the other
+constexpr long STEP = 64;         // rows that all tiles of a stripe take while they are cached
+constexpr long STRETCH = 512;     // numbers of a row that are asked for at once
 
 long ceil_div(long a, long b) { return (a + b - 1) / b; }
 
@@ -138,20 +140,23 @@ void transpose(__m512i (&rows)[LANES]) {
 
 // A panel from rows of [count, depth].
 void pack_columns(const BFloat16* from, long row, long depth, long count, BFloat16* to) {
-    for (long k = 0; k < depth; k += 2 * LANES) {
-        long words = std::min(LANES, (depth - k) / 2);
-        for (long v = 0; v < VECTORS; v++) {
+    for (long v = 0; v < VECTORS; v++)
+        for (long k = 0; k < depth; k += 2 * LANES) {
+            long first = v * LANES, given = std::min(count - first, LANES);
+            if (k % STRETCH == 0)
+                for (long i = 0; i < given; i++)
+                    for (long j = k; j < std::min(k + STRETCH, depth); j += LINE)
+                        _mm_prefetch((const char*)(from + (first + i) * row + j), _MM_HINT_T0);
+            long words = std::min(LANES, (depth - k) / 2);
             __m512i lines[LANES];
             for (long i = 0; i < LANES; i++)
-                lines[i] = v * LANES + i < count
-                               ? _mm512_maskz_loadu_epi32(first_lanes(words),
-                                                          from + (v * LANES + i) * row + k)
-                               : _mm512_setzero_si512();
+                lines[i] = i < given ? _mm512_maskz_loadu_epi32(first_lanes(words),
+                                                                from + (first + i) * row + k)
+                                     : _mm512_setzero_si512();
             transpose(lines);
             for (long w = 0; w < words; w++)
                 _mm512_store_si512(to + ((k / 2 + w) * VECTORS + v) * 2 * LANES, lines[w]);
         }
-    }
 }
 
 // Lines of `count` numbers of each row, which will be written.
@@ -284,7 +289,6 @@ void compute_products(const Product* products, long num_products, long rows, int
     }
 }
 
-// total[height, width] += left[depth, height]^T right[depth, width], in float32.
 void add_transposed_product(const BFloat16* left, long left_row, const BFloat16* right,
                             long right_row, float* total, long total_row, long depth, long height,
                             long width, int threads) {
@@ -306,9 +310,11 @@ void add_transposed_product(const BFloat16* left, long left_row, const BFloat16*
 #pragma omp for schedule(static)
             for (long s = 0; s < stripes; s++) {
                 long first = s * tiles / stripes, last = (s + 1) * tiles / stripes;
-                for (long i = first; i < last; i++)
-                    pack_rows(left + k * left_row + i * ROWS, left_row, now, height - i * ROWS,
-                              ROWS, stripe + (i - first) * rows_size);
+                for (long j = 0; j < now; j += STEP)
+                    for (long i = first; i < last; i++)
+                        pack_rows(left + (k + j) * left_row + i * ROWS, left_row,
+                                  std::min(STEP, now - j), height - i * ROWS, ROWS,
+                                  stripe + (i - first) * rows_size + j * ROWS);
                 for (long p = 0; p < panels; p++)
                     for (long i = first; i < last; i++) {
                         long rows = std::min(ROWS, height - i * ROWS);

@@ -23,3 +23,8 @@ struct Product {  // out[rows, columns] = the sum of the terms' products, + bias
 // `has_products` says.
 extern "C" __attribute__((weak)) void compute_products(const Product* products, long num_products,
                                                        long rows, int threads);
+
+// total[height, width] += left[depth, height]^T right[depth, width], in float32.
+extern "C" __attribute__((weak)) void add_transposed_product(
+    const BFloat16* left, long left_row, const BFloat16* right, long right_row, float* total,
+    long total_row, long depth, long height, long width, int threads);

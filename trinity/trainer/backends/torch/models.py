@@ -12,6 +12,7 @@ from trinity.common.models.adapters import add_adapter_inplace
 from trinity.common.models.lean import make_lean_inplace
 from trinity.common.models.loading import cast_parameters, load_causal_lm, resolve_dtype
 from trinity.trainer.backends.torch.critic import Critic, load_value_model
+from trinity.trainer.backends.torch.layers import join_layers_inplace
 from trinity.trainer.backends.torch.optimizer import MasterOptimizer, OptimizerSettings
 from trinity.trainer.backends.torch.packed_model import PackedModel
 from trinity.trainer.backends.torch.policy import Policy
@@ -137,6 +138,7 @@ class Placement:
         weights: Weights
         if self._settings.device == "cpu":
             make_lean_inplace(model)
+            join_layers_inplace(model)
         if self._ranks is None:
             _move(model, self._settings.device)  # first: masters are made where the model is
             weights = Weights(model, self._dtype, "cpu" if optimizer_offload else None)
