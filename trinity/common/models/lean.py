@@ -282,16 +282,12 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _Rotated(torch.autograd.Function):
-    """Changes its input in place, which nothing else needs: the product of a projection.
-
-    It should be no view: of one, autograd would make the gradient of the whole anew.
-    """
+    """Leaves its input as it is: autograd forbids to change one that is a view of another."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        ctx.mark_dirty(rows)
-        return _rotate_inplace(rows, cosine, sine)
+        return _rotate_inplace(rows.clone(), cosine, sine)
 
     @staticmethod
     @once_differentiable

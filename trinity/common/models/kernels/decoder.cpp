@@ -3,14 +3,11 @@
 #include "kernels.h"
 #include "products.h"
 
+namespace {
+
 struct Linear {
     const BFloat16 *packed, *bias;  // bias may be null
-};
-
-struct Output {
-    Linear linear;
-    BFloat16* out;
-    long columns;
+    Output to(BFloat16* out, long columns) const { return {packed, bias, out, columns}; }
 };
 
 struct Layer {
@@ -32,28 +29,8 @@ struct Part {
     long num_tokens;
 };
 
-static void add(BFloat16* to, const BFloat16* more, long size, int threads) {
-    EACH_ROW for (long i = 0; i < size; i += LANES)
-        store(to + i, load(to + i, size - i) + load(more + i, size - i), size - i);
-}
-
-// The same rows by several layers.
-template <int N>
-static void multiply(const BFloat16* rows, long depth, const Output (&outputs)[N], long num_rows,
-                     int threads) {
-    Term terms[N];
-    Product products[N];
-    for (int i = 0; i < N; i++) {
-        const Output& own = outputs[i];
-        terms[i] = {rows, own.linear.packed, depth, depth, depth};
-        products[i] = {terms + i, 1,           Right::packed, own.linear.bias,
-                       own.out,   own.columns, own.columns};
-    }
-    compute_products(products, N, num_rows, threads);
-}
-
 // Normalises heads where the layer does, and turns them by their position.
-static void place_heads(BFloat16* rows, const BFloat16* norm, const BFloat16* cosine,
+void place_heads(BFloat16* rows, const BFloat16* norm, const BFloat16* cosine,
                         const BFloat16* sine, const Sizes& sizes, long num_rows, long heads,
                         int threads) {
     if (norm)
@@ -61,7 +38,7 @@ static void place_heads(BFloat16* rows, const BFloat16* norm, const BFloat16* co
     rotate(rows, cosine, sine, rows, num_rows, heads, sizes.head_size, 0, threads);
 }
 
-static void attend(const BFloat16* query, const BFloat16* key, const BFloat16* value,
+void attend(const BFloat16* query, const BFloat16* key, const BFloat16* value,
                    BFloat16* stored_keys, BFloat16* stored_values, BFloat16* out, const Part& part,
                    long window, long head_size, int threads) {
     Shape shape = *part.shape;
@@ -69,6 +46,8 @@ static void attend(const BFloat16* query, const BFloat16* key, const BFloat16* v
     attention(query, stored_keys, stored_values, key, value, out, nullptr, part.tasks, &shape,
               head_size, threads);
 }
+
+}  // namespace
 
 // Hidden states [num_rows, width] before the first layer become those after the last. `room` is for
 // 2 (width + heads + kv_heads + inner) numbers a row, heads in numbers too.
@@ -85,10 +64,9 @@ extern "C" void decode(BFloat16* hidden, const BFloat16* cosine, const BFloat16*
     for (long i = 0; i < sizes->num_layers; i++) {
         const Layer& own = layers[i];
         rms_norm(hidden, own.input_norm, normed, nullptr, num_rows, width, sizes->eps, threads);
-        multiply<3>(normed, width,
-                    {{own.query, query, heads},
-                     {own.key, key, kv_heads},
-                     {own.value, value, kv_heads}},
+        multiply<3>(Right::packed, normed, width,
+                    {own.query.to(query, heads), own.key.to(key, kv_heads),
+                     own.value.to(value, kv_heads)},
                     num_rows, threads);
         place_heads(query, own.query_norm, cosine, sine, *sizes, num_rows, sizes->heads, threads);
         place_heads(key, own.key_norm, cosine, sine, *sizes, num_rows, sizes->kv_heads, threads);
@@ -100,13 +78,13 @@ extern "C" void decode(BFloat16* hidden, const BFloat16* cosine, const BFloat16*
                    own.prompt_keys, own.prompt_values, mixed + first * heads, *prompts, own.window,
                    size, threads);
         memset(mixed + end * heads, 0, (num_rows - end) * heads * sizeof *mixed);
-        multiply<1>(mixed, heads, {{own.mixed, more, width}}, num_rows, threads);
+        multiply<1>(Right::packed, mixed, heads, {own.mixed.to(more, width)}, num_rows, threads);
         add(hidden, more, num_rows * width, threads);
         rms_norm(hidden, own.inner_norm, normed, nullptr, num_rows, width, sizes->eps, threads);
-        multiply<2>(normed, width, {{own.gate, gate, inner}, {own.up, up, inner}}, num_rows,
-                    threads);
+        multiply<2>(Right::packed, normed, width,
+                    {own.gate.to(gate, inner), own.up.to(up, inner)}, num_rows, threads);
         silu_mul(gate, up, gate, num_rows * inner, threads);
-        multiply<1>(gate, inner, {{own.down, more, width}}, num_rows, threads);
+        multiply<1>(Right::packed, gate, inner, {own.down.to(more, width)}, num_rows, threads);
         add(hidden, more, num_rows * width, threads);
     }
 }

@@ -30,6 +30,10 @@ template <class T>
 void rms_norm_backward(const T* grad, const T* in, const T* weight, const float* scales, T* in_grad,
                        float* weight_grads, long rows, long width, long block, int threads);
 
+// `to` += `more`.
+template <class T>
+void add(T* to, const T* more, long size, int threads);
+
 template <class T>
 void silu_mul(const T* gate, const T* up, T* out, long size, int threads);
 

@@ -8,6 +8,7 @@ namespace {
 struct Linear {
     const BFloat16 *weight, *bias;  // the bias may be null
     float *gradient, *bias_gradient;  // where they add up; null: not wanted
+    Output to(BFloat16* out, long columns) const { return {weight, bias, out, columns}; }
 };
 
 struct Norm {
@@ -63,34 +64,9 @@ struct Kept {
     }
 };
 
-void add(BFloat16* to, const BFloat16* more, long size, int threads) {
-    EACH_ROW for (long i = 0; i < size; i += LANES)
-        store(to + i, load(to + i, size - i) + load(more + i, size - i), size - i);
-}
-
 void narrow(const float* from, BFloat16* to, long size, int threads) {
     EACH_ROW for (long i = 0; i < size; i += LANES)
         store(to + i, load(from + i, size - i), size - i);
-}
-
-struct Output {
-    const Linear& linear;
-    BFloat16* out;
-    long columns;
-};
-
-// The same rows by several layers.
-template <int N>
-void multiply(const BFloat16* rows, long depth, const Output (&outputs)[N], long num_rows,
-              int threads) {
-    Term terms[N];
-    Product products[N];
-    for (int i = 0; i < N; i++) {
-        auto [linear, out, columns] = outputs[i];
-        terms[i] = {rows, linear.weight, depth, depth, depth};
-        products[i] = {terms + i, 1, Right::transposed, linear.bias, out, columns, columns};
-    }
-    compute_products(products, N, num_rows, threads);
 }
 
 struct Given {
@@ -162,10 +138,9 @@ void layer_forward(const Layer* layer, const Sizes* sizes, const BFloat16* hidde
     Room<BFloat16> pieces{room};
     BFloat16 *normed = pieces.take(rows * width), *active = pieces.take(rows * inner);
     rms_norm(hidden, own.input_norm.weight, normed, kept.input_scale, rows, width, eps, threads);
-    multiply<3>(normed, width,
-                {{own.query, kept.plain_query, of_heads},
-                 {own.key, kept.plain_key, of_kv_heads},
-                 {own.value, kept.value, of_kv_heads}},
+    multiply<3>(Right::transposed, normed, width,
+                {own.query.to(kept.plain_query, of_heads), own.key.to(kept.plain_key, of_kv_heads),
+                 own.value.to(kept.value, of_kv_heads)},
                 rows, threads);
     if (own.query_norm.weight)
         rms_norm(kept.plain_query, own.query_norm.weight, kept.query, kept.query_scale,
@@ -177,14 +152,15 @@ void layer_forward(const Layer* layer, const Sizes* sizes, const BFloat16* hidde
     rotate(kept.key, cosine, sine, kept.key, rows, kv_heads, head_size, 0, threads);
     attention<BFloat16>(kept.query, kept.key, kept.value, nullptr, nullptr, kept.mixed,
                         kept.log_norm, tasks, shape, head_size, threads);
-    multiply<1>(kept.mixed, of_heads, {{own.mixed, kept.middle, width}}, rows, threads);
+    multiply<1>(Right::transposed, kept.mixed, of_heads, {own.mixed.to(kept.middle, width)}, rows,
+                threads);
     add(kept.middle, hidden, rows * width, threads);
     rms_norm(kept.middle, own.inner_norm.weight, normed, kept.inner_scale, rows, width, eps,
              threads);
-    multiply<2>(normed, width, {{own.gate, kept.gate, inner}, {own.up, kept.up, inner}}, rows,
-                threads);
+    multiply<2>(Right::transposed, normed, width,
+                {own.gate.to(kept.gate, inner), own.up.to(kept.up, inner)}, rows, threads);
     silu_mul(kept.gate, kept.up, active, rows * inner, threads);
-    multiply<1>(active, inner, {{own.down, out, width}}, rows, threads);
+    multiply<1>(Right::transposed, active, inner, {own.down.to(out, width)}, rows, threads);
     add(out, kept.middle, rows * width, threads);
 }
 

@@ -18,10 +18,10 @@ from trinity.common.models.kernels import _native
 from trinity.common.models.kernels.attention import (
     AttentionTasks,
     KeyLayout,
-    Shape,
     lists_of,
     shape_of,
 )
+from trinity.common.models.kernels.decoder import DecoderSizes
 from trinity.common.models.kernels.library import library
 
 _LINEARS = ("query", "key", "value", "mixed", "gate", "up", "down")
@@ -38,20 +38,6 @@ class Trained:
     gradient: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class LayerSizes:
-    """What a layer's weights don't say."""
-
-    width: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    eps: float
-    scale: float
-    window: int | None
-
-
 class TrainedLayer:
     """A layer whose weights, and their gradients' places, stay where they are while it is used.
 
@@ -60,15 +46,18 @@ class TrainedLayer:
             gives, gate, up and down.
         norms: Of the input, heads of queries and of keys (no weight: not normalised), and the MLP's
             input.
+        window: Keys that a query sees; None: all.
     """
 
     def __init__(
         self,
         linears: Sequence[tuple[Trained, Trained]],
         norms: Sequence[Trained],
-        sizes: LayerSizes,
+        sizes: DecoderSizes,
+        window: int | None,
     ) -> None:
         self.sizes = sizes
+        self._window = window
         self._held = (linears, norms)
         fields = {
             **{
@@ -146,8 +135,9 @@ class TrainedLayer:
         sizes = self.sizes
         counts = (sizes.width, sizes.inner, sizes.heads, sizes.kv_heads, sizes.head_size)
         heads = (sizes.heads, sizes.kv_heads)
-        layout = KeyLayout(*[sizes.kv_heads * sizes.head_size] * 2, sizes.head_size)
-        shape = shape_of(heads, tasks, layout, sizes.scale, sizes.window)
+        stride = sizes.kv_heads * sizes.head_size
+        layout = KeyLayout(stride, stride, sizes.head_size)
+        shape = shape_of(heads, tasks, layout, sizes.scale, self._window)
         _kernel(name)(
             ctypes.byref(self._layer),
             ctypes.byref(_Sizes(len(given[0]), *counts, sizes.eps)),
@@ -170,9 +160,7 @@ def _blocks(rows: int) -> int:
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_void_p) for name in ("weight", "bias", "gradient", "bias_gradient")
-    ]
+    _fields_ = [(n, ctypes.c_void_p) for n in ("weight", "bias", "gradient", "bias_gradient")]
 
 
 class _Norm(ctypes.Structure):

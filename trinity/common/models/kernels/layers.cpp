@@ -49,6 +49,14 @@ void rms_norm_backward(const T* grad, const T* in, const T* weight, const float*
 }
 
 template <class T>
+void add(T* to, const T* more, long size, int threads) {
+    EACH_ROW for (long i = 0; i < size; i += LANES)
+        store(to + i, load(to + i, size - i) + load(more + i, size - i), size - i);
+}
+
+template void add(BFloat16* to, const BFloat16* more, long size, int threads);
+
+template <class T>
 void silu_mul(const T* gate, const T* up, T* out, long size, int threads) {
     EACH_ROW for (long i = 0; i < size; i += LANES) {
         Floats g = load(gate + i, size - i);

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from trinity.common.models.gradients import gradient_of_master
 from trinity.common.models.kernels.attention import AttentionTasks, fits
-from trinity.common.models.kernels.layer import LayerSizes, Trained, TrainedLayer
+from trinity.common.models.kernels.decoder import DecoderSizes
+from trinity.common.models.kernels.layer import Trained, TrainedLayer
 from trinity.common.models.kernels.products import are_fit
 from trinity.common.models.lean import LeanAttention, LeanGatedMLP, LeanLinear, LeanRMSNorm
 from trinity.trainer.backends.torch.attention import IMPLEMENTATION, AttentionPlan
@@ -32,7 +33,7 @@ def join_layers_inplace(model: PreTrainedModel) -> int:
     """
     joined = [layer for layer in model.modules() if _is_known(layer)]
     for layer in joined:
-        layer.__class__ = _joined(type(layer))
+        layer.__class__ = _joined(type(layer))  # type: ignore[arg-type]  # classes have hashes
     return len(joined)
 
 
@@ -105,17 +106,10 @@ def _compiled(layer: Any, hidden: Tensor) -> TrainedLayer | None:
         return None
     inner, width = weights[4].shape
     heads, kv_heads = (len(weight) // attention.head_dim for weight in weights[:2])
-    sizes = LayerSizes(
-        width,
-        inner,
-        heads,
-        kv_heads,
-        attention.head_dim,
-        norms[0].variance_epsilon,
-        attention.scaling,
-        attention.sliding_window,
-    )
-    return TrainedLayer(pairs, trained_norms, sizes)  # type: ignore[arg-type]  # none is None
+    counts, eps = (width, inner, heads, kv_heads), norms[0].variance_epsilon
+    sizes = DecoderSizes(*counts, attention.head_dim, eps, attention.scaling)
+    window = attention.sliding_window
+    return TrainedLayer(pairs, trained_norms, sizes, window)  # type: ignore[arg-type]  # no None
 
 
 def _trained(weight: Tensor | None) -> Trained | None:
