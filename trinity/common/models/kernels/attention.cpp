@@ -321,17 +321,39 @@ static void hand_out(const float* from, const Tasks& tasks, const Shape& shape, 
     });
 }
 
-// sums[j] += sum over r of weights[r, j] rows[r].
+// sums[j] += sum over r of weights[r, j] rows[r], for so many keys that sums stay in registers.
 template <int W>
 static void accumulate(const float* weights, long stride, const float* rows, long num_rows,
                        long count, float* sums) {
-    for (long j = 0; j < count; j++) {
-        Floats sum[W];
-        for (int w = 0; w < W; w++) sum[w] = load(sums + (j * W + w) * LANES);
+    constexpr int KEYS = W > 4 ? 2 : 4;  // divides whole vectors of keys
+    for (long j = 0; j < count; j += KEYS) {
+        Floats sum[KEYS][W];
+        for (int k = 0; k < KEYS; k++)
+            for (int w = 0; w < W; w++) sum[k][w] = load(sums + ((j + k) * W + w) * LANES);
         for (long r = 0; r < num_rows; r++)
-            for (int w = 0; w < W; w++)
-                sum[w] += weights[r * stride + j] * load(rows + (r * W + w) * LANES);
-        for (int w = 0; w < W; w++) store(sums + (j * W + w) * LANES, sum[w]);
+            for (int w = 0; w < W; w++) {
+                Floats row = load(rows + (r * W + w) * LANES);
+                for (int k = 0; k < KEYS; k++) sum[k][w] += weights[r * stride + j + k] * row;
+            }
+        for (int k = 0; k < KEYS; k++)
+            for (int w = 0; w < W; w++) store(sums + ((j + k) * W + w) * LANES, sum[k][w]);
+    }
+}
+
+// out[r] = sum over j of weights[r, j] others[j], of any number of rows.
+template <int W, class Use>
+static void combine_rows(const float* weights, long stride, long num_rows, const float* others,
+                         long count, Use use) {
+    constexpr int R = W > 4 ? 2 : 4;
+    Floats found[R][W], one[1][W];
+    long r = 0;
+    for (; r + R <= num_rows; r += R) {
+        combine<W, R>(weights + r * stride, stride, others, count, found);
+        for (int i = 0; i < R; i++) use(r + i, found[i]);
+    }
+    for (; r < num_rows; r++) {
+        combine<W, 1>(weights + r * stride, stride, others, count, one);
+        use(r, one[0]);
     }
 }
 
@@ -385,12 +407,11 @@ static void attend_backward(const T* grad, const T* query, const T* key, const T
                         for (long j = 0; j < seen; j += LANES)
                             store(slope + j,
                                   load(prob + j) * (load(slope + j) - mean) * shape.scale);
-                        Floats found[1][W];
-                        combine<W, 1>(slope, most, keys, seen, found);
-                        for (int w = 0; w < W; w++)
-                            store(query_grad + own.index(tasks, task, first + r) * D + w * LANES,
-                                  found[0][w]);
                     }
+                    combine_rows<W>(slopes, most, count, keys, seen, [&](long r, Floats* row) {
+                        long at = own.index(tasks, task, first + r) * D;
+                        for (int w = 0; w < W; w++) store(query_grad + at + w * LANES, row[w]);
+                    });
                     accumulate<W>(slopes, most, rows, count, seen, key_sums);
                     accumulate<W>(probs, most, grads, count, seen, value_sums);
                 }
