@@ -288,3 +288,28 @@ async def test_a_worker_that_fails_leaves_nobody_waiting(tmp_path):
         with pytest.raises(ConnectionError, match="ZeroDivisionError"):
             await asyncio.wait_for(asked, 20)
     await engine.close()
+
+
+class Forgetful:
+    """A batcher that fails behind new weights."""
+
+    def __init__(self, batcher):
+        self._batcher = batcher
+
+    def __getattr__(self, name):
+        return getattr(self._batcher, name)
+
+    def forget_prompts(self):
+        raise MemoryError("no room")
+
+
+async def test_whoever_sends_weights_learns_of_what_fails_behind_them(tmp_path):
+    folder = model_folder(tmp_path / "model")
+    engine = await ready(folder)
+    engine._batcher = Forgetful(engine._batcher)
+    with pytest.raises(MemoryError, match="no room"):
+        ticket = send(folder, tmp_path / "channel", version=3)
+        await asyncio.wait_for(engine.load_weights(ticket), 5)
+    with pytest.raises(RuntimeError, match="no room"):
+        await engine.sample(prompt(5), LONG)
+    await engine.close()

@@ -414,22 +414,22 @@ class TorchEngine:
         if not done.set_running_or_notify_cancel():  # nobody waits for it any more
             return
         batcher = self._ready_batcher
-        if self._settings.update_mode == "abort":
-            batcher.restart_running()
         try:
+            if self._settings.update_mode == "abort":
+                batcher.restart_running()
             digest = load_weights_inplace(batcher.model, open_weights(ticket))
             if ticket.digest and digest != ticket.digest:
                 raise RuntimeError(
                     f"After loading version {ticket.version} the engine's weights have digest "
                     f"{digest}, but the trainer sent {ticket.digest}."
                 )
+            batcher.version = ticket.version
+            batcher.forget_prompts()
         except Exception as error:  # the boundary of an update: its caller gets the error
             self._broken = error
-            batcher.fail_all(RuntimeError(f"The weight update failed: {error}"))
             done.set_exception(error)
+            batcher.fail_all(RuntimeError(f"The weight update failed: {error}"))
             return
-        batcher.version = ticket.version
-        batcher.forget_prompts()
         self._broken = None
         done.set_result(digest)
 
