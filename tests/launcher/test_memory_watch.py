@@ -55,6 +55,13 @@ def test_the_bound_is_what_is_used_while_nothing_else_is_shared() -> None:
     assert not bound.is_tight(Usage(2000, 300, 80, frozenset({1, 2, 3}))), "it may be a fork"
 
 
+def test_after_a_look_at_a_process_just_forked_the_bound_is_not_taken_for_the_truth() -> None:
+    bound, pids = Bound(), frozenset({1, 2})
+    forked = Usage(800, 140, 70, pids)
+    bound.learn(forked, used=470)
+    assert bound.of(forked) == 870 and not bound.is_tight(forked)
+
+
 def test_a_look_at_a_process_just_forked_hides_no_later_growth() -> None:
     bound = Bound()
     bound.learn(Usage(800, 140, 70), used=470)

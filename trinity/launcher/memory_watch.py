@@ -53,15 +53,20 @@ class Bound:
         self._shared_once = 0
         self._shared_then = 0
         self._pids: frozenset[int] = frozenset()
+        self._was_found = False
 
     def of(self, usage: Usage) -> int:
         """An upper bound in bytes."""
         return usage.own + self._shared_once + max(0, usage.shared - self._shared_then)
 
     def is_tight(self, usage: Usage) -> bool:
-        """Whether the same processes share what they shared: then the bound is what they use."""
+        """Whether the same processes share what they shared: then the bound is what they use.
+
+        Not after a look that found less than the bound, as where pages of a fork are shared.
+        """
         change = abs(usage.shared - self._shared_then)
-        return usage.pids == self._pids and change <= (_WORTH_A_WALK - 1) * self.of(usage)
+        is_same = usage.pids == self._pids and change <= (_WORTH_A_WALK - 1) * self.of(usage)
+        return is_same and self._was_found
 
     def learn(self, usage: Usage, used: int) -> None:
         """``used`` bytes were found at ``usage``.
@@ -70,6 +75,7 @@ class Bound:
         then less is left for what is shared than one process has of it.
         """
         self._shared_once = max(used - usage.own, usage.most_shared)
+        self._was_found = usage.own + self._shared_once <= used * _WORTH_A_WALK
         self._shared_then, self._pids = usage.shared, usage.pids
 
 
