@@ -1,6 +1,7 @@
 """What is refused before a trainer starts, each with its numbers."""
 
 import json
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -173,6 +174,11 @@ MEGATRON_REFUSES = {
         "The model's 2 layers can't be cut into 4 chunks of one length. "
         "Make stages times chunks of a stage one of 1, 2.",
     ),
+    "chunks": (
+        {"megatron": {"virtual_pipeline_model_parallel_size": 2}},
+        "Chunks of a stage need several stages, and there is one.",
+    ),
+    "experts": ({"megatron": {"expert_model_parallel_size": 2}}, "has no experts to share"),
 }
 
 
@@ -183,6 +189,19 @@ def test_what_megatron_cannot_do_is_refused(tmp_path, what):
         pytest.skip("megatron-core is installed")
     trainer = {"trainer_type": "verl", "trainer_strategy": "megatron", **edits}
     assert any(text in found for found in messages(plan_of(tmp_path, trainer=trainer)))
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path):
+    megatron = {"trainer_type": "verl", "trainer_strategy": "megatron"}
+    plans = plan_of(tmp_path), plan_of(tmp_path, trainer=megatron)
+    actor = plans[0].job.path / "global_step_3" / layout.ACTOR
+    (actor / "model" / layout.DIST_CHECKPOINT).mkdir(parents=True)
+    is_told = [any("global_step_3 is Megatron's" in m for m in messages(plan)) for plan in plans]
+    assert is_told == [True, False]
+    shutil.rmtree(actor / "model")
+    (actor / layout.shard_name("model", 1, 0)).touch()
+    is_told = [any("is not Megatron's" in m for m in messages(plan)) for plan in plans]
+    assert is_told == [False, True]
 
 
 def test_megatron_reads_the_rotary_embedding_from_the_model_alone(tmp_path):

@@ -1,6 +1,6 @@
 """What `trainer_strategy: megatron` can't do, or can't do with this model on these GPUs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from trinity.common.constants import SaveStrategy
 from trinity.common.errors import Problem
@@ -9,6 +9,7 @@ from trinity.trainer.backends.verl.compat import missing_for_megatron
 
 _SIZES = "trainer.megatron"
 _USE_FSDP = "Set `trainer_strategy: fsdp2`."
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
@@ -21,7 +22,9 @@ def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Pr
     key = "trainer.trainer_strategy"
     if (missing := missing_for_megatron()) is not None:
         message = f"The package {missing!r} is not installed."
-        fix = f"Install it with pip install 'trinity-rft[megatron]'. Or: {_USE_FSDP}"
+        fix = (
+            "Install it with pip install 'trinity-rft[megatron]', on Python 3.12. Or: " + _USE_FSDP
+        )
         yield Problem(key, message, fix, "megatron")
     if plan.device == "cpu":
         yield Problem(key, "Megatron computes on GPUs only.", _USE_FSDP, "megatron")
@@ -43,6 +46,7 @@ def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Pr
         message = "veRL's Megatron engine reads the model's own config.json."
         yield Problem(f"model.{name}", message, "Write it into the model's config.json.")
     yield from _uneven(plan, shape)
+    yield from _useless(plan, shape)
 
 
 def _uneven(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
@@ -55,23 +59,42 @@ def _uneven(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
             f"{tensor} GPUs share each matrix, but can't share the model's {heads} attention heads "
             f"and {keys} key heads evenly."
         )
-        even = [str(n) for n in range(1, tensor) if heads % n == 0 and keys % n == 0]
-        fix = f"Set it to {'one of ' if len(even) > 1 else ''}{', '.join(even)}."
+        fix = f"Set it to {_one_of(_divisors(tensor, heads, keys))}."
         yield Problem(f"{_SIZES}.tensor_model_parallel_size", message, fix, tensor)
     rows = _count(shape, "vocab_size")
     if rows % tensor:
         message = f"{tensor} GPUs can't share the {rows} rows of the vocabulary evenly."
-        even = [str(n) for n in range(1, tensor) if rows % n == 0]
-        fix = f"Set it to {'one of ' if len(even) > 1 else ''}{', '.join(even)}."
+        fix = f"Set it to {_one_of(_divisors(tensor, rows))}."
         yield Problem(f"{_SIZES}.tensor_model_parallel_size", message, fix, tensor)
     layers = _count(shape, "num_hidden_layers")
     stages = sizes.pipeline_model_parallel_size
     chunks = stages * (sizes.virtual_pipeline_model_parallel_size or 1)
     if layers % chunks:
         message = f"The model's {layers} layers can't be cut into {chunks} chunks of one length."
-        even = [str(n) for n in range(1, chunks) if layers % n == 0]
-        fix = f"Make stages times chunks of a stage one of {', '.join(even)}."
+        fix = f"Make stages times chunks of a stage {_one_of(_divisors(chunks, layers))}."
         yield Problem(f"{_SIZES}.pipeline_model_parallel_size", message, fix, stages)
+
+
+def _useless(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
+    """Sizes of what is not there, which Megatron refuses once it has started."""
+    sizes = plan.config.trainer.megatron
+    chunks, experts = sizes.virtual_pipeline_model_parallel_size, sizes.expert_model_parallel_size
+    if chunks is not None and sizes.pipeline_model_parallel_size == 1:
+        message = "Chunks of a stage need several stages, and there is one."
+        fix = "Remove it, or set `pipeline_model_parallel_size`."
+        yield Problem(f"{_SIZES}.virtual_pipeline_model_parallel_size", message, fix, chunks)
+    if shape and experts > 1 and not any(_count(shape, name) for name in _EXPERTS):
+        message = "The model has no experts to share."
+        yield Problem(f"{_SIZES}.expert_model_parallel_size", message, "Remove it.", experts)
+
+
+def _divisors(below: int, *counts: int) -> list[int]:
+    """Numbers under ``below`` by which all counts can be divided."""
+    return [n for n in range(1, below) if not any(count % n for count in counts)]
+
+
+def _one_of(numbers: Sequence[int]) -> str:
+    return ("one of " if len(numbers) > 1 else "") + ", ".join(map(str, numbers))
 
 
 def _count(shape: Mapping[str, object], name: str) -> int:

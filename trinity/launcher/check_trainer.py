@@ -9,7 +9,7 @@ from trinity.checkpoint import layout
 from trinity.common.config import Config
 from trinity.common.config.derive import needs_critic
 from trinity.common.config.gpus import batch_problems, ranks_per_row
-from trinity.common.constants import EngineType, TrainerType
+from trinity.common.constants import EngineType, TrainerStrategy, TrainerType
 from trinity.common.errors import Problem
 from trinity.launcher.plan import RunPlan
 
@@ -121,6 +121,7 @@ def _checkpoint_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Probl
         message = f"The job's checkpoint {found.name} is of another architecture: {trouble}."
         yield Problem("model.model_path", message, fix, model.model_path)
         return
+    yield from _format_problems(plan.config, found)
     was_adapter = (found / layout.ACTOR / layout.LORA_ADAPTER).is_dir()
     is_adapter = bool(model.lora_configs)
     if (found / layout.ACTOR).is_dir() and was_adapter != is_adapter:
@@ -132,6 +133,21 @@ def _checkpoint_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Probl
         yield Problem("model.lora_configs", message, fix)
     if needs_critic(plan.config):
         yield from _critic_problems(plan.config, found)
+
+
+def _format_problems(config: Config, checkpoint: Path) -> Iterator[Problem]:
+    """Megatron's checkpoints are read by Megatron, all others by all other trainers."""
+    actor, strategy = checkpoint / layout.ACTOR, config.trainer.trainer_strategy
+    was_megatron = layout.dist_checkpoint(actor).is_dir()
+    is_megatron = strategy is TrainerStrategy.MEGATRON
+    if actor.is_dir() and was_megatron != is_megatron:
+        whose = "Megatron's, which no other trainer reads" if was_megatron else "not Megatron's"
+        message = f"The job's checkpoint {checkpoint.name} is {whose}."
+        fix = (
+            "Go on with the strategy that wrote it, or give the job another name and start from "
+            "what `trinity convert` makes of it, by `model.model_path`."
+        )
+        yield Problem("trainer.trainer_strategy", message, fix, strategy.value)
 
 
 def _critic_problems(config: Config, checkpoint: Path) -> Iterator[Problem]:

@@ -1,11 +1,12 @@
 """Our settings and veRL's keys as veRL's config objects; the models come from folders."""
 
+import tempfile
 from importlib.util import find_spec
 
 import pytest
 
 from tests.trainer.backends.verl.engines import for_verl, settings
-from tests.trainer.toy import model_folder
+from tests.trainer.toy import model_folder, tiny_config
 from trinity.trainer.backends.verl.settings import MegatronSizes
 
 pytest.importorskip("verl")
@@ -87,3 +88,15 @@ def test_megatron_without_its_packages_names_the_extra():
     require_verl("fsdp2")
     with pytest.raises(MissingExtraError, match=r"'megatron-core'.*trinity-rft\[megatron\]"):
         require_verl("megatron")
+
+
+@pytest.mark.skipif(find_spec("megatron") is not None, reason="megatron-core is installed")
+def test_a_model_that_can_not_be_made_leaves_no_folder_behind(tmp_path, monkeypatch):
+    from trinity.trainer.backends.verl.model import VerlModel
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tiny_config(architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path / "model")
+    given = settings(str(tmp_path / "model"), dtype="bfloat16")
+    with pytest.raises(AssertionError, match="megatron") as caught:
+        VerlModel("actor", for_verl(given, strategy="megatron"))
+    assert caught.tb and list(tmp_path.glob("trinity_weights_*")) == []

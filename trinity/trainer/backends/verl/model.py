@@ -41,14 +41,12 @@ class VerlModel:
         self._settings = settings
         self.source = settings.path_of(role)
         self._optimizer = settings.optimizer_of(role)
-        self._folder = ExitStack()
-        folder, self.is_random = self._folder.enter_context(folder_of(role, settings))
-        try:
+        with ExitStack() as made:
+            folder, self.is_random = made.enter_context(folder_of(role, settings))
             self._configs = configs_of(role, settings, folder)
             self.engine = self._engine(self._configs)
-        finally:
-            if not settings.is_megatron:  # which reads names from it whenever weights go out
-                self._folder.close()
+            # Megatron reads names from it whenever weights go out.
+            self._folder = made.pop_all() if settings.is_megatron else ExitStack()
         self.plain = self._plain()
         """The bare model on no device: its config, its class, and names of parameters."""
         self.dtype = resolve_dtype(settings.dtype, torch.bfloat16)
