@@ -86,7 +86,8 @@ class _Lean(_Base):
                 self._rows[request.request_id] = _row(request, held, self.max_model_len)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        plan = self._plan() if self._pause_state == PauseState.UNPAUSED else None
+        can_plan = self._rows and self._pause_state == PauseState.UNPAUSED
+        plan = self._plan() if can_plan else None
         if plan is None:
             return super().schedule(*args, **kwargs)
         blocks = [self.kv_cache_manager.allocate_slots(plan.chosen[at], 1) for at in plan.full]
@@ -110,8 +111,6 @@ class _Lean(_Base):
     def _plan(self) -> _Plan | None:
         """None if there is nobody steady, or no room for all of them."""
         rows, block_size, longest = self._rows, self.block_size, self.max_model_len - 1
-        if not rows:
-            return None
         plan, fills = _Plan([], [], [], []), not self._is_async
         for request in self.running:
             row = rows.get(request.request_id)
