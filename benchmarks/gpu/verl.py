@@ -58,6 +58,7 @@ async def measure(fused: str, strategies: list[Strategy]) -> dict[str, object]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fused", choices=["torch", "triton", ""], default="torch")
-    parser.add_argument("--strategies", nargs="+", default=["fsdp2", "fsdp"])
+    both = ["fsdp2", "fsdp"]
+    parser.add_argument("--strategies", nargs="+", choices=both, default=both)
     args = parser.parse_args()
     in_cluster("gpu_verl", lambda: measure(args.fused, args.strategies))
