@@ -1,5 +1,6 @@
 """The lean scheduler plans the steps that vLLM's own plans, and ends requests as it does."""
 
+import pkgutil
 import random
 from collections import defaultdict
 
@@ -22,6 +23,7 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from trinity.engine.vllm.compat import own_scheduler
 from trinity.engine.vllm.scheduler import make_scheduler
 
 BLOCK = 16
@@ -260,3 +262,9 @@ def test_a_pause_stops_steady_requests_too(model):
     core.scheduler.set_pause_state(PauseState.UNPAUSED)
     core.run()
     assert core.tokens["r0"] == [token("r0", place) for place in range(40)]
+
+
+def test_versions_that_it_does_not_know_keep_their_own():
+    path = own_scheduler("0.24.1")["scheduler_cls"]
+    assert pkgutil.resolve_name(path) is make_scheduler
+    assert own_scheduler("0.33.0") == {}

