@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trinity.cli.explanation import Explanation
-    from trinity.common.config.memory import Part
+    from trinity.common.config.memory_parts import Part
 
 FILE = typer.Argument(..., help="YAML file of a run.")
 OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")

@@ -11,13 +11,12 @@ from trinity.common.config.arithmetic import Arithmetic, arithmetic_of
 from trinity.common.config.gpus import gpus_per_engine
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.memory import (
-    Part,
     checkpoint_bytes,
     engine_memory,
-    micro_batch_tokens,
     shards_of,
     trainer_memory,
 )
+from trinity.common.config.memory_parts import Part, micro_batch_tokens
 from trinity.common.config.shape import ModelShape, find_shape
 from trinity.common.config.training import training_settings
 from trinity.common.constants import Mode, SaveHF

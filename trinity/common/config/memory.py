@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from trinity.common.config.derive import needs_critic, needs_reference
 from trinity.common.config.gpus import GPUSplit
 from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.config.memory_megatron import megatron_memory
+from trinity.common.config.memory_parts import CONTEXT, Part, batch_tokens, micro_batch_tokens
 from trinity.common.config.root import Config
 from trinity.common.config.shape import ModelShape
 from trinity.common.config.training import PartSettings, training_settings
@@ -18,7 +20,6 @@ from trinity.common.constants import EngineType, SyncMethod, TrainerStrategy
 
 _CPU_LOGITS = 26_000_000  # at a time
 _GPU_LOGITS = 2**31  # at a time, in two chunks
-CONTEXT = 600 * 2**20
 _CPU_LIBRARIES = 400 * 2**20
 _SENT_AT_A_TIME = 2**28
 _CPU_SLACK = 0.1  # measured on three shapes, from 19 to 135 million weights: 5 % off at most
@@ -26,15 +27,6 @@ _ADAM_BYTES = 8
 _MASTER_BYTES = 4
 _SPLIT_MASTER_BYTES = 2  # of bfloat16 weights on a CPU: what these lack of their masters
 _GRAD_BYTES = 4
-
-
-@dataclass(frozen=True)
-class Part:
-    """One thing that takes memory on a GPU."""
-
-    name: str
-    bytes: float
-    how: str
 
 
 @dataclass(frozen=True)
@@ -59,8 +51,6 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
     """
     settings = training_settings(config)
     if config.trainer.trainer_strategy is TrainerStrategy.MEGATRON:
-        from trinity.common.config.memory_megatron import megatron_memory
-
         return megatron_memory(config, shape, shards)
     width = 2 if config.trainer.dtype == "bfloat16" else 4
     parts = _model_state("actor", config, shape, settings.actor, width, shards)
@@ -146,7 +136,7 @@ def _gpu_gradients(
     table = shape.vocabulary * shape.hidden * _GRAD_BYTES
     if shards == 1 and not has_adapter and actor.optimizer_offload:
         return Part("gradients", table, "of the output layer; the others go to CPU memory")
-    has_one_pass = passing.tokens == _batch_tokens(config)
+    has_one_pass = passing.tokens == batch_tokens(config)
     if shards > 1 or has_adapter or not has_one_pass:
         return Part("gradients", whole, f"4 bytes / {shards}")
     early = table if shape.is_tied else 2 * table
@@ -200,26 +190,6 @@ def _layer_bytes(config: Config, shape: ModelShape, width: int, compiled: bool) 
     return lean_layer_bytes(shape, width)
 
 
-def micro_batch_tokens(config: Config, settings: PartSettings) -> int:
-    """Most tokens one pass with gradients holds on one GPU."""
-    shares = config.trainer.ulysses_sequence_parallel_size
-    longest = config.model.max_model_len or 0
-    if settings.train.max_tokens is None:
-        return (settings.train.max_rows or 1) * longest // shares
-    held = max(settings.train.max_tokens, -(-longest // shares))
-    return min(held, _batch_tokens(config) or held)
-
-
-def _batch_tokens(config: Config) -> int:
-    """Most tokens of a whole training step; 0 if its rows have no bound."""
-    rows, longest = config.buffer.train_batch_size, config.model.max_model_len or 0
-    prompt = config.model.max_prompt_tokens or 0
-    if not config.trainer.enable_shared_prefix or not prompt < longest:
-        return rows * longest
-    prompts = -(-rows // (config.algorithm.repeat_times or 1))
-    return rows * (longest - prompt) + prompts * prompt
-
-
 def layer_activation_bytes(shape: ModelShape, width: int, compiled: bool = False) -> int:
     """Bytes that one layer keeps of one token for the backward pass.
 
@@ -241,7 +211,8 @@ def lean_layer_bytes(shape: ModelShape, width: int) -> int:
     """The same for a layer on a CPU, whose norms and MLP have a backward pass of their own.
 
     What goes into the norms and comes out of them, queries, keys, values, the attention's output,
-    and both inner tensors of the MLP.
+    and both inner tensors of the MLP. (Where a layer is one compiled call, what comes out of norms
+    is not kept: a sixth less for SmolLM2.)
     """
     return 2 * width * (2 * shape.hidden + shape.query + shape.kv + shape.mlp)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity.common.config.derive import needs_critic, needs_reference
-from trinity.common.config.memory import CONTEXT, Part, micro_batch_tokens
+from trinity.common.config.memory_parts import CONTEXT, Part, micro_batch_tokens
 from trinity.common.config.root import Config
 from trinity.common.config.shape import ModelShape
 from trinity.common.config.training import PartSettings, training_settings

@@ -126,7 +126,7 @@ void norm_backward(const BFloat16* grad, const BFloat16* rows, const Norm& norm,
 
 extern "C" {
 
-// [rows, width] out of `hidden`. `room` is for 2 (width + inner) numbers a row.
+// [rows, width] out of `hidden`. `room` is for width + inner numbers a row.
 void layer_forward(const Layer* layer, const Sizes* sizes, const BFloat16* hidden,
                    const BFloat16* cosine, const BFloat16* sine, const Tasks* tasks,
                    const Shape* shape, BFloat16* kept_values, float* kept_scales, BFloat16* room,
@@ -166,7 +166,7 @@ void layer_forward(const Layer* layer, const Sizes* sizes, const BFloat16* hidde
 
 // The gradient at `hidden` from that at what the layer gave; those at its weights add up. `room` is
 // for 3 (width + inner) + 2 (heads + kv_heads) numbers a row, heads in numbers too, `sums` for
-// 2 kv_heads and another width or head.
+// 2 kv_heads a row, and width numbers (or head_size ones) for each block of a norm's rows.
 void layer_backward(const Layer* layer, const Sizes* sizes, const BFloat16* hidden,
                     const BFloat16* cosine, const BFloat16* sine, const Tasks* tasks,
                     const Shape* shape, const long* trees_end, long num_trees,
