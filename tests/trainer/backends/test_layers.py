@@ -172,6 +172,21 @@ def test_frozen_weights_get_no_gradient():
         assert torch.equal(grad, found[0][key]), key
 
 
+@needs_products
+def test_layers_learn_though_the_embedding_does_not():
+    batch = TrainBatch.from_experiences(groups())
+    found = []
+    for joins in (False, True):
+        model = lean_model(CONFIGS["Llama"])
+        model.get_input_embeddings().weight.requires_grad_(False)
+        if joins:
+            join_layers_inplace(model)
+        found.append(gradients(model, batch))
+    assert found[1][2] == 1  # of two: autograd would not come back to the first
+    for key, grad in found[0][1].items():
+        assert (found[1][1][key] - grad).norm() / grad.norm() < 0.005, key
+
+
 @pytest.mark.parametrize("change", ["float32", "adapter", "no masters"])
 def test_what_the_kernel_does_not_compute_is_left_to_the_modules(change):
     batch = TrainBatch.from_experiences(groups())

@@ -97,7 +97,12 @@ def _compiled(layer: Any, hidden: Tensor) -> TrainedLayer | None:
     head = hidden.new_empty(0, 1, attention.head_dim)
     weights = [linear.weight for linear in linears]
     is_ours = attention.config._attn_implementation == IMPLEMENTATION
-    if not is_ours or not are_fit(hidden.view(-1, hidden.shape[-1]), *weights):
+    reaches_weights = hidden.requires_grad or not torch.is_grad_enabled()  # by autograd
+    if not is_ours or not reaches_weights:
+        return None
+    if not are_fit(hidden.view(-1, hidden.shape[-1]), *weights) or not all(
+        p.dtype is torch.bfloat16 and p.is_contiguous() for p in layer.parameters()
+    ):
         return None
     pairs = [(_trained(linear.weight), _trained(linear.bias)) for linear in linears]
     trained_norms = [_trained(None if norm is None else norm.weight) for norm in norms]
