@@ -10,8 +10,8 @@ def test_a_flash_attn_that_does_not_load_is_told_at_start(tmp_path, monkeypatch)
     (tmp_path / "flash_attn.py").write_text("import flash_attn_2_cuda\n")
     monkeypatch.syspath_prepend(tmp_path)
     plan = plan_of(tmp_path, trainer={"trainer_type": "verl"})
-    assert list(verl_problems(plan)) == []
-    [found] = verl_problems(replace(plan, gpus=GpuNeeds(0, 0, 1, 1)))
+    assert list(verl_problems(plan, {})) == []
+    [found] = verl_problems(replace(plan, gpus=GpuNeeds(0, 0, 1, 1)), {})
     assert found.key == "trainer.use_remove_padding"
     assert "flash_attn_2_cuda" in found.message
     assert "pip install flash-attn==2.8.1" in found.fix
