@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trinity.common.config.derive_trainer import sequence_shares
 from trinity.common.config.root import Config
 from trinity.common.config.training import PartSettings
 
@@ -22,7 +23,7 @@ class Part:
 
 def micro_batch_tokens(config: Config, settings: PartSettings) -> int:
     """Most tokens one pass with gradients holds on one GPU."""
-    shares = config.trainer.ulysses_sequence_parallel_size
+    shares = sequence_shares(config.trainer)
     longest = config.model.max_model_len or 0
     if settings.train.max_tokens is None:
         return (settings.train.max_rows or 1) * longest // shares

@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trinity.common.models import kernels
 from trinity.common.models.gradients import product_gradient
+from trinity.common.models.kernels.decoder import DecoderSizes
 
 _PROBE_ROWS = 8
 _ATTENTIONS = {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"}
@@ -140,6 +141,31 @@ class LeanAttention(nn.Module):
             **options,
         )
         return self.o_proj(out.reshape(*shape[:-2], -1)), weights
+
+
+def linears_of(layer: Any) -> list[Any]:
+    """Of a decoder layer: to queries, keys, values, of what attention gives, gate, up and down."""
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    return [*projections, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+
+
+def norms_of(layer: Any) -> list[Any]:
+    """Of a decoder layer: of its input, heads of queries and of keys (or None), the MLP's input."""
+    heads = (layer.self_attn.q_norm, layer.self_attn.k_norm)
+    return [layer.input_layernorm, *heads, layer.post_attention_layernorm]
+
+
+def sizes_of(layer: Any) -> DecoderSizes | None:
+    """Of a decoder layer with `LeanAttention`; None if its norms differ in their epsilon."""
+    attention = layer.self_attn
+    epsilons = {norm.variance_epsilon for norm in norms_of(layer) if norm is not None}
+    size = attention.head_dim
+    heads, kv_heads = (len(p.weight) // size for p in (attention.q_proj, attention.k_proj))
+    inner, width = layer.mlp.gate_proj.weight.shape
+    if len(epsilons) > 1:
+        return None
+    return DecoderSizes(width, inner, heads, kv_heads, size, epsilons.pop(), attention.scaling)
 
 
 def _linears(hidden: Tensor, *layers: nn.Module) -> Sequence[Tensor]:

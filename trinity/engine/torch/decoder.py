@@ -7,8 +7,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trinity.common.models.kernels.attention import fits
-from trinity.common.models.kernels.decoder import Decoder, DecoderSizes, LayerWeights
-from trinity.common.models.lean import LeanAttention, LeanGatedMLP, LeanRMSNorm
+from trinity.common.models.kernels.decoder import Decoder, LayerWeights
+from trinity.common.models.lean import (
+    LeanAttention,
+    LeanGatedMLP,
+    LeanRMSNorm,
+    linears_of,
+    norms_of,
+    sizes_of,
+)
 from trinity.engine.torch.attention import StepAttention
 from trinity.engine.torch.packed_linear import PackedLinear
 
@@ -47,7 +54,7 @@ def compiled_model(model: PreTrainedModel) -> CompiledModel | None:
     weights = [found for layer in layers if (found := _weights(layer)) is not None]
     if not weights or len(weights) < len(layers):
         return None
-    sizes, *others = {_sizes(layer) for layer in layers}
+    sizes, *others = {sizes_of(layer) for layer in layers}
     if sizes is None or others:
         return None
     head = torch.empty(1, 1, sizes.head_size, dtype=torch.bfloat16)
@@ -58,35 +65,15 @@ def _weights(layer: Any) -> LayerWeights | None:
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(attention, LeanAttention) or not isinstance(mlp, LeanGatedMLP):
         return None
-    linears = [
-        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
-        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
-    ]
+    linears = linears_of(layer)
     products = [
         (linear.factor.panels, linear.bias)
         for linear in linears
         if isinstance(linear, PackedLinear) and linear.factor is not None
     ]
-    norms = _norms(layer)
+    norms = norms_of(layer)
     is_known = all(norm is None or isinstance(norm, LeanRMSNorm) for norm in norms)
     if len(products) < len(linears) or not is_known:
         return None
     weights = [norm if norm is None else norm.weight for norm in norms]
     return LayerWeights(products, weights, attention.sliding_window)
-
-
-def _norms(layer: Any) -> list[LeanRMSNorm | None]:
-    heads = (layer.self_attn.q_norm, layer.self_attn.k_norm)
-    return [layer.input_layernorm, *heads, layer.post_attention_layernorm]
-
-
-def _sizes(layer: Any) -> DecoderSizes | None:
-    """None if its norms differ in their epsilon."""
-    attention, mlp = layer.self_attn, layer.mlp
-    epsilons = {norm.variance_epsilon for norm in _norms(layer) if norm is not None}
-    size = attention.head_dim
-    heads, kv_heads = (len(p.weight) // size for p in (attention.q_proj, attention.k_proj))
-    inner, width = mlp.gate_proj.weight.shape
-    if len(epsilons) > 1:
-        return None
-    return DecoderSizes(width, inner, heads, kv_heads, size, epsilons.pop(), attention.scaling)

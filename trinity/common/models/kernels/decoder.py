@@ -22,7 +22,7 @@ from trinity.common.models.kernels.attention import (
     lists_of,
     shape_of,
 )
-from trinity.common.models.kernels.library import library
+from trinity.common.models.kernels.library import function
 
 _EVERY_KEY = 1 << 40
 _PRODUCTS = ("query", "key", "value", "mixed", "gate", "up", "down")
@@ -155,10 +155,5 @@ def _fields(layer: LayerWeights) -> dict[str, Any]:
 
 
 def _decode() -> Any:  # a function of C
-    found = library()
-    assert found is not None, "products are packed for it only where it is"
     pointer, number = ctypes.c_void_p, ctypes.c_long
-    kernel = found.decode
-    kernel.argtypes = (*[pointer] * 3, number, *[pointer] * 5, ctypes.c_int)
-    kernel.restype = None
-    return kernel
+    return function("decode", *[pointer] * 3, number, *[pointer] * 5, ctypes.c_int)

@@ -9,7 +9,6 @@ Shape letters: M = tokens, D = hidden size, W = head size.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from trinity.common.models.kernels.attention import (
     shape_of,
 )
 from trinity.common.models.kernels.decoder import DecoderSizes
-from trinity.common.models.kernels.library import library
+from trinity.common.models.kernels.library import function
 
 _LINEARS = ("query", "key", "value", "mixed", "gate", "up", "down")
 _NORMS = ("input_norm", "query_norm", "key_norm", "inner_norm")
@@ -138,7 +137,7 @@ class TrainedLayer:
         stride = sizes.kv_heads * sizes.head_size
         layout = KeyLayout(stride, stride, sizes.head_size)
         shape = shape_of(heads, tasks, layout, sizes.scale, self._window)
-        _kernel(name)(
+        function(name, *_ARGUMENTS[name])(
             ctypes.byref(self._layer),
             ctypes.byref(_Sizes(len(given[0]), *counts, sizes.eps)),
             *(tensor.data_ptr() for tensor in given),
@@ -184,9 +183,3 @@ _ARGUMENTS = {
     "layer_forward": (*[_POINTER] * 11, _INT),
     "layer_backward": (*[_POINTER] * 8, _LONG, *[_POINTER] * 6, _INT),
 }
-
-
-def _kernel(name: str) -> Any:  # a function of C
-    kernel = getattr(library(), name)
-    kernel.argtypes, kernel.restype = _ARGUMENTS[name], None
-    return kernel

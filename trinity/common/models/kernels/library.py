@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).parent
 _LIMIT_S = 120
@@ -72,6 +73,16 @@ def allocator() -> Recipe:
 def library() -> ctypes.CDLL | None:
     """The kernels, compiled if they aren't yet; None where that fails, which is logged."""
     return load_compiled(KERNELS)
+
+
+@cache
+def function(name: str, *arguments: type) -> Any:
+    """A function of the kernels, which gives nothing, with the C types of its arguments."""
+    found = library()
+    assert found is not None, "who calls it has asked whether it is there"
+    kernel = getattr(found, name)
+    kernel.argtypes, kernel.restype = arguments, None
+    return kernel
 
 
 def load_compiled(recipe: Recipe) -> ctypes.CDLL | None:

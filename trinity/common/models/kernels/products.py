@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trinity.common.models.kernels.library import library
+from trinity.common.models.kernels.library import function, library
 
 _COLUMNS = 48  # of a panel, as the compiled kernels pack them
 _PACKED, _TRANSPOSED, _PLAIN = range(3)
@@ -180,11 +180,8 @@ _ARGUMENTS = {
 }
 
 
-@cache
 def _kernel(name: str) -> Any:  # a function of C
-    found = getattr(library(), name)
-    found.argtypes, found.restype = _ARGUMENTS[name], None
-    return found
+    return function(name, *_ARGUMENTS[name])
 
 
 def _num_threads() -> int:

@@ -16,10 +16,17 @@ from transformers import PreTrainedModel
 
 from trinity.common.models.gradients import gradient_of_master
 from trinity.common.models.kernels.attention import AttentionTasks, fits
-from trinity.common.models.kernels.decoder import DecoderSizes
 from trinity.common.models.kernels.layer import Trained, TrainedLayer
 from trinity.common.models.kernels.products import are_fit
-from trinity.common.models.lean import LeanAttention, LeanGatedMLP, LeanLinear, LeanRMSNorm
+from trinity.common.models.lean import (
+    LeanAttention,
+    LeanGatedMLP,
+    LeanLinear,
+    LeanRMSNorm,
+    linears_of,
+    norms_of,
+    sizes_of,
+)
 from trinity.trainer.backends.torch.attention import IMPLEMENTATION, AttentionPlan
 
 _LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -45,24 +52,13 @@ def _is_known(layer: nn.Module) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     if type(attention) is not LeanAttention or type(mlp) is not LeanGatedMLP:
         return False
-    norms = [norm for norm in _norms(layer) if norm is not None]
+    norms = [norm for norm in norms_of(layer) if norm is not None]
     return (
-        all(type(linear) is LeanLinear for linear in _linears(layer))
+        all(type(linear) is LeanLinear for linear in linears_of(layer))
         and all(type(norm) is LeanRMSNorm for norm in norms)
-        and len({norm.variance_epsilon for norm in norms}) == 1
+        and sizes_of(layer) is not None
         and attention.attention_dropout == 0
     )
-
-
-def _linears(layer: Any) -> list[Any]:  # modules have no typed attributes
-    attention, mlp = layer.self_attn, layer.mlp
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    return [*projections, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-
-
-def _norms(layer: Any) -> list[Any]:
-    heads = (layer.self_attn.q_norm, layer.self_attn.k_norm)
-    return [layer.input_layernorm, *heads, layer.post_attention_layernorm]
 
 
 @cache
@@ -93,7 +89,7 @@ def _joined(kind: type[nn.Module]) -> type[nn.Module]:
 def _compiled(layer: Any, hidden: Tensor) -> TrainedLayer | None:
     """The layer as the kernel takes it; None where it does not."""
     attention = layer.self_attn
-    linears, norms = _linears(layer), _norms(layer)
+    linears, norms = linears_of(layer), norms_of(layer)
     head = hidden.new_empty(0, 1, attention.head_dim)
     weights = [linear.weight for linear in linears]
     is_ours = attention.config._attn_implementation == IMPLEMENTATION
@@ -109,11 +105,7 @@ def _compiled(layer: Any, hidden: Tensor) -> TrainedLayer | None:
     places = [*(part for pair in pairs for part in pair), *trained_norms]
     if any(place is None for place in places) or not fits(head, head, head):
         return None
-    inner, width = weights[4].shape
-    heads, kv_heads = (len(weight) // attention.head_dim for weight in weights[:2])
-    counts, eps = (width, inner, heads, kv_heads), norms[0].variance_epsilon
-    sizes = DecoderSizes(*counts, attention.head_dim, eps, attention.scaling)
-    window = attention.sliding_window
+    sizes, window = sizes_of(layer), attention.sliding_window
     return TrainedLayer(pairs, trained_norms, sizes, window)  # type: ignore[arg-type]  # no None
 
 
