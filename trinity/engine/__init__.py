@@ -13,6 +13,7 @@ ENGINES: Registry[type] = Registry(
         "torch": "trinity.engine.torch.engine.TorchEngine",
         "vllm": "trinity.engine.vllm.engine.VLLMEngine",
         "openai": "trinity.engine.openai.engine.OpenAIEngine",
+        "tinker": "trinity.engine.tinker.engine.TinkerEngine",
         "external": "trinity.engine.openai.engine.OpenAIEngine",
     },
 )

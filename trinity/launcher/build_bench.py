@@ -9,11 +9,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trinity.checkpoint import layout
+from trinity.common.constants import EngineType
 from trinity.common.models.protocol import WeightTicket
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.explorer.benchmark import Benchmark, Candidate
 from trinity.explorer.explorer import Explorer
 from trinity.launcher.plan import RunPlan
+from trinity.launcher.tinker import checkpoint_ticket
 from trinity.synchronizer.channel import MemoryChannel
 
 Read = Callable[[Path], Iterator[tuple[str, Tensor]]]
@@ -27,8 +29,14 @@ def build(plan: RunPlan, explorer: Explorer) -> Benchmark:
         folders = folders[-1:]
     dtype: torch.dtype = getattr(torch, settings.rollout_model.dtype)
     channel, read = MemoryChannel(), _adapter if plan.config.model.lora_configs else _weights
+    is_there = settings.rollout_model.engine_type is EngineType.TINKER
     candidates = [
-        Candidate(layout.step_of(folder), partial(_ticket, channel, folder, dtype, read))
+        Candidate(
+            layout.step_of(folder),
+            partial(checkpoint_ticket, folder)
+            if is_there
+            else partial(_ticket, channel, folder, dtype, read),
+        )
         for folder in folders
     ]
     return Benchmark(explorer, candidates, includes_start=settings.eval_on_startup)

@@ -12,6 +12,7 @@ from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.protocol import InferenceEngine
 from trinity.engine import make_engine
 from trinity.engine.openai.settings import OpenAIEngineSettings
+from trinity.engine.tinker.settings import TinkerEngineSettings
 from trinity.engine.torch.settings import TorchEngineSettings
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.explorer.benchmark import NoSink, NoTasks
@@ -25,6 +26,7 @@ from trinity.launcher.adapter import adapter_settings
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.plan import RunPlan, engine_gpus, rope_overrides
 from trinity.launcher.reporter import Reporter
+from trinity.launcher.tinker import tinker_service
 from trinity.synchronizer.board import Board
 from trinity.utils import actor
 from trinity.utils.log import get_logger
@@ -225,12 +227,26 @@ def _openai_settings(config: Config, model: InferenceModelConfig) -> OpenAIEngin
     )
 
 
+def tinker_settings(config: Config, model: InferenceModelConfig) -> TinkerEngineSettings:
+    """What an engine at the Tinker service is told of a model."""
+    path = model.model_path or config.model.model_path
+    is_trained = model is config.explorer.rollout_model
+    return TinkerEngineSettings(
+        tinker_service(config, None if is_trained else path),
+        tokenizer_path=path,
+        max_model_len=model.max_model_len,
+        seed=model.seed,
+    )
+
+
 def _engine_of(plan: RunPlan, model: InferenceModelConfig) -> tuple[str, object]:
     """Type and settings of the engine that a model runs on."""
     if model.engine_type is EngineType.OPENAI:
         settings: object = _openai_settings(plan.config, model)
     elif model.engine_type is EngineType.VLLM:
         settings = _vllm_settings(plan, model)
+    elif model.engine_type is EngineType.TINKER:
+        settings = tinker_settings(plan.config, model)
     else:
         settings = torch_settings(plan.config, model, plan.cores, plan.device)
     return str(model.engine_type), settings

@@ -11,7 +11,10 @@ from trinity.common.config.verl.keys import for_verl
 from trinity.common.constants import TrainerStrategy, TrainerType
 from trinity.launcher.adapter import adapter_settings
 from trinity.launcher.plan import RunPlan, rope_overrides
+from trinity.launcher.tinker import tinker_service
 from trinity.synchronizer.channel import WeightChannel
+from trinity.trainer.backends.tinker import make_engine as make_tinker_engine
+from trinity.trainer.backends.tinker.settings import TinkerTrainSettings
 from trinity.trainer.backends.torch import make_engine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.optimizer import OptimizerSettings
@@ -36,6 +39,8 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
         channel: Carries weights to the explorer; None if nobody takes them.
         updates: Optimizer steps of the run, if that is known.
     """
+    if plan.config.trainer.trainer_type is TrainerType.TINKER:
+        return _tinker_engine(plan, updates)
     settings = _settings(plan, updates)
     name = plan.config.trainer.name
     if plan.config.trainer.trainer_type is TrainerType.VERL:
@@ -52,6 +57,28 @@ def build_engine(plan: RunPlan, channel: WeightChannel | None, updates: int | No
         namespace=plan.namespace,
         num_gpus=plan.gpus.trainer,
         env_vars=plan.env_on(0, 1),
+    )
+    return engine
+
+
+def _tinker_engine(plan: RunPlan, updates: int | None) -> TrainEngine:
+    """One process that asks the service; no weights pass through it."""
+    config, given = plan.config, plan.config.model.tinker
+    settings = TinkerTrainSettings(
+        tinker_service(config),
+        rank=given.rank,
+        seed=given.seed,
+        train_mlp=given.train_mlp,
+        train_attn=given.train_attn,
+        train_unembed=given.train_unembed,
+        optimizer=_optimizer(training_settings(config).actor, updates),
+    )
+    engine: TrainEngine = actor.spawn(
+        make_tinker_engine,
+        settings,
+        name=config.trainer.name,
+        namespace=plan.namespace,
+        env_vars=plan.compute_env,
     )
     return engine
 

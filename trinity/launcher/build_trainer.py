@@ -45,8 +45,9 @@ def build(
     """The trainer of a plan; its engine's process starts, but loads nothing yet."""
     config = plan.config
     settings = config.trainer
-    objective = _objective(config)
-    channel = _channel(plan)
+    objective = objective_of(config)
+    takes_weights = _has_explorer(config)
+    channel = _channel(plan) if takes_weights else None
     engine = build_engine(plan, channel, _num_updates(config, total_steps))
     return Trainer(
         engine=engine,
@@ -62,7 +63,7 @@ def build(
             save_hf=settings.save_hf_checkpoint.value,
             on_save_error=settings.on_save_error.value,
             enable_preview=settings.enable_preview,
-            publishes_weights=channel is not None,
+            publishes_weights=takes_weights,
         ),
         cost=_cost(plan),
         report=reporter.report,
@@ -104,11 +105,16 @@ def _num_updates(config: Config, total_steps: int | None) -> int | None:
     return total_steps * config.trainer.ppo_epochs * max(mini_batches, 1)
 
 
-def _channel(plan: RunPlan) -> WeightChannel | None:
-    """What carries weights to the explorer; None if no explorer takes them."""
-    config = plan.config
+def _has_explorer(config: Config) -> bool:
+    """Whether an explorer takes the weights, in this run or in another command."""
     algorithm = ALGORITHM_TYPE.get(config.algorithm.algorithm_type)
-    if not config.mode.pairs and algorithm.schema != "experience":
+    return config.mode.pairs or algorithm.schema == "experience"
+
+
+def _channel(plan: RunPlan) -> WeightChannel | None:
+    """What carries weights to the explorer; None where they stay at a service."""
+    config = plan.config
+    if config.trainer.trainer_type is TrainerType.TINKER:
         return None
     sync = config.synchronizer
     if plan.is_colocated:
@@ -128,7 +134,8 @@ def _channel(plan: RunPlan) -> WeightChannel | None:
     return CheckpointChannel(plan.job.weights)
 
 
-def _objective(config: Config) -> Objective:
+def objective_of(config: Config) -> Objective:
+    """What a run's actor minimises."""
     algorithm = config.algorithm
     return Objective.from_names(
         policy_loss_fn=algorithm.policy_loss_fn or "ppo",

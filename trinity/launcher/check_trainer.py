@@ -33,7 +33,12 @@ def trainer_problems(plan: RunPlan) -> Iterator[Problem]:
     """All that would stop the trainer of a plan once it has loaded its model."""
     config = plan.config
     folder = Path(config.model.model_path).expanduser()
-    if not config.mode.trains or config.trainer.trainer_type is TrainerType.TINKER:
+    if not config.mode.trains:
+        return
+    if config.trainer.trainer_type is TrainerType.TINKER:
+        from trinity.launcher.tinker import tinker_problems
+
+        yield from tinker_problems(plan)
         return
     shape = _read(folder / "config.json")
     if config.trainer.trainer_type is TrainerType.VERL:

@@ -15,6 +15,7 @@ from trinity.common.config.unread import find_unread
 from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import Problem
 from trinity.common.workflows import check_workflow
+from trinity.engine.tinker.settings import KEY_VARIABLES, has_key
 from trinity.launcher.hardware import is_port_free
 from trinity.launcher.job import writable_problem
 from trinity.utils.hub import hub_problem
@@ -51,6 +52,7 @@ def find_start_problems(config: Config) -> list[Problem]:
     found = [
         *find_unread(config),
         *_package_problems(config),
+        *_key_problems(config),
         *_unbuilt_problems(config),
         *_model_problems(config),
         *_data_problems(config),
@@ -96,6 +98,24 @@ def _package_problems(config: Config) -> Iterator[Problem]:
             )
 
 
+def _key_problems(config: Config) -> Iterator[Problem]:
+    """The Tinker service asks for a key, which is looked for where its own program looks too."""
+    models = [model for _, model in _engines(config)] if config.mode.explores else []
+    engines = {model.engine_type for model in models}
+    trains = config.mode.trains and config.trainer.trainer_type is TrainerType.TINKER
+    if not trains and EngineType.TINKER not in engines:
+        return
+    path = config.model.model_path
+    if trains and config.model.tinker.base_model is None and is_local_path(path):
+        message = "The Tinker service does not know the folder of `model.model_path`."
+        fix = "Add `base_model: owner/name`, as the service calls the model."
+        yield Problem("model.tinker.base_model", message, fix)
+    if not has_key():
+        names = " or ".join(KEY_VARIABLES)
+        message = f"The Tinker service needs a key, and neither {names} is set."
+        yield Problem("model.tinker.enable", message, f"export {KEY_VARIABLES[0]}=tml-...")
+
+
 def _unbuilt_problems(config: Config) -> Iterator[Problem]:
     """What a configuration may ask for and this version can't do yet."""
     if config.mode is Mode.SERVE and config.buffer.explorer_input.eval_tasksets:
@@ -128,7 +148,7 @@ def _model_problems(config: Config) -> Iterator[Problem]:
     for key, path in wanted:
         if path not in seen and config.model.model_path:
             seen.add(path)
-            yield from _model_folder_problems(key, path)
+            yield from _model_folder_problems(key, path, config.model.tinker.enable)
             if is_loaded and not is_local_path(path):
                 message = hub_problem(path, "model")
                 if message:
@@ -136,14 +156,14 @@ def _model_problems(config: Config) -> Iterator[Problem]:
                     yield Problem(key, message, fix, path)
 
 
-def _model_folder_problems(key: str, path: str) -> Iterator[Problem]:
+def _model_folder_problems(key: str, path: str, is_tokenizer: bool) -> Iterator[Problem]:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         if is_local_path(path):
             fix = "Correct the path, or give the name of a model on the hub."
             yield Problem(key, "There is no such folder.", fix, path)
         return
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() and not is_tokenizer:
         yield Problem(
             key,
             "The folder has no config.json.",

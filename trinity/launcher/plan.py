@@ -181,7 +181,10 @@ class RunPlan:
         ranks = config.trainer.num_processes
         on_cpu = f"CPU, {self.cores} threads" if ranks == 1 else f"CPU, {ranks} processes"
         where = f"{self.gpus.trainer} GPUs" if self.gpus.total else on_cpu
-        rows = [("trainer", f"{kind}, {config.trainer.dtype}", where)]
+        row = ("trainer", f"{kind}, {config.trainer.dtype}", where)
+        if config.trainer.trainer_type is TrainerType.TINKER:
+            row = ("trainer", f"{kind}, rank {config.model.tinker.rank}", "Tinker service")
+        rows = [row]
         if config.mode.pairs:
             sync = config.synchronizer
             every = f"interval {sync.sync_interval}, offset {sync.sync_offset}"
@@ -191,6 +194,8 @@ class RunPlan:
     def _where(self, model: InferenceModelConfig, gpus: int) -> str:
         if model.engine_type is EngineType.OPENAI:
             return "outside service"
+        if model.engine_type is EngineType.TINKER:
+            return "Tinker service"
         return f"{gpus} GPUs" if gpus else f"CPU, {self.cores} threads"
 
     def step_text(self, total_steps: int | None = None) -> str:
@@ -391,7 +396,8 @@ def _model_gpus(model: InferenceModelConfig) -> int:
 
 def _engine_text(model: InferenceModelConfig) -> str:
     number = f"{model.engine_num} x " if model.engine_num > 1 else ""
-    return f"{number}{model.engine_type}, {_model_name(model.model_path or '')}, {model.dtype}"
+    where = f"{number}{model.engine_type}, {_model_name(model.model_path or '')}"
+    return where if model.engine_type is EngineType.TINKER else f"{where}, {model.dtype}"
 
 
 def _model_name(path: str) -> str:

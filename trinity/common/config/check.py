@@ -11,6 +11,7 @@ from trinity.common.config.check_algorithm import ALGORITHM_CHECKS
 from trinity.common.config.check_data import DATA_CHECKS
 from trinity.common.config.check_model import MODEL_CHECKS
 from trinity.common.config.check_sync import SYNC_CHECKS
+from trinity.common.config.check_tinker import TINKER_CHECKS
 from trinity.common.config.check_trainer import TRAINER_CHECKS
 from trinity.common.config.derive import derive, spec_of
 from trinity.common.config.gpus import gpu_problems
@@ -45,6 +46,7 @@ def _all(
     config: Config, known: Names, algorithms: Mapping[str, AlgorithmSpec]
 ) -> Iterator[Problem]:
     yield from _stage_names(config)
+    yield from _tinker_stages(config)
     for index, (_, stage) in enumerate(iterate_stages(config)):
         for problem in problems_of_run(stage, known, algorithms):
             yield _in_stage(config, index, problem)
@@ -77,6 +79,12 @@ def _stage_names(config: Config) -> Iterator[Problem]:
         seen.add(stage.stage_name)
 
 
+def _tinker_stages(config: Config) -> Iterator[Problem]:
+    if config.model.tinker.enable and len(config.stages) > 1:
+        message = "A stage starts from the files of the one before, and Tinker keeps its weights."
+        yield Problem("stages", message, "Keep one stage.")
+
+
 def _names(case: Case) -> Iterator[Problem]:
     for key in ("project", "name"):
         if not getattr(case.config, key):
@@ -103,6 +111,7 @@ CHECKS: tuple[Check, ...] = (
     *DATA_CHECKS,
     *SYNC_CHECKS,
     *TRAINER_CHECKS,
+    *TINKER_CHECKS,
     *VERL_CHECKS,
     _monitor,
     _gpus,

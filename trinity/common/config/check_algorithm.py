@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity.common.config.case import Case, Check
-from trinity.common.config.derive import needs_critic
-from trinity.common.constants import Mode, TrainerType
+from trinity.common.constants import Mode
 from trinity.common.errors import Problem
 
 _REGISTRY_OF = {
@@ -134,18 +133,6 @@ def _router_replay(case: Case) -> Iterator[Problem]:
         yield case.problem(key, why, "Remove it.")
 
 
-def _tinker(case: Case) -> Iterator[Problem]:
-    if case.config.trainer.trainer_type is not TrainerType.TINKER:
-        return
-    if needs_critic(case.config):
-        message = "The Tinker service trains no critic."
-        fix = "Use an algorithm without one, such as `grpo`."
-        yield case.problem("algorithm.algorithm_type", message, fix)
-    if not case.config.model.tinker.enable:
-        message = "The trainer is `tinker`, but `model.tinker.enable` is false."
-        yield case.problem("trainer.trainer_type", message, "Set `model.tinker.enable: true`.")
-
-
 ALGORITHM_CHECKS: tuple[Check, ...] = (
     _names,
     _mode,
@@ -157,5 +144,4 @@ ALGORITHM_CHECKS: tuple[Check, ...] = (
     _expert_data,
     _teacher,
     _router_replay,
-    _tinker,
 )

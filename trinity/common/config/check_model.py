@@ -79,10 +79,6 @@ def _lora(case: Case) -> Iterator[Problem]:
     if len(loras) > 1:
         message = f"One adapter can be trained at a time; here are {len(loras)}."
         yield Problem("model.lora_configs", message, "Keep one of them.")
-    if loras and case.config.model.tinker.enable:
-        message = "The Tinker service makes its own adapter (`model.tinker.enable`)."
-        fix = "Remove `lora_configs`, and set `model.tinker.rank`."
-        yield Problem("model.lora_configs", message, fix)
 
 
 def _lora_engines(case: Case) -> Iterator[Problem]:
@@ -162,18 +158,10 @@ def _images(case: Case) -> Iterator[Problem]:
 def _rollout_engine(case: Case) -> Iterator[Problem]:
     engine = case.config.explorer.rollout_model.engine_type
     key = "explorer.rollout_model.engine_type"
-    wants_tinker = case.config.model.tinker.enable
-    given = case.given.explorer.rollout_model.engine_type
     if engine is EngineType.OPENAI and case.config.mode.pairs:
         message = "An outside service cannot be trained: it takes no weights."
         fix = "Use `vllm` or `torch`; services serve in mode `bench` and as auxiliary models."
         yield case.problem(key, message, fix)
-    if engine is EngineType.TINKER and not wants_tinker:
-        message = "The engine is `tinker`, but `model.tinker.enable` is false."
-        yield case.problem(key, message, "Set `model.tinker.enable: true`.")
-    if wants_tinker and case.is_set(key) and given is not EngineType.TINKER:
-        message = f"`model.tinker.enable` is true, but this says {given.value!r}."
-        yield Problem(key, message, "Remove one of the two.", given.value)
 
 
 def _auxiliary(case: Case) -> Iterator[Problem]:

@@ -114,6 +114,9 @@ def _derive_places(filler: Filler, env: Mapping[str, str]) -> None:
 
 def _derive_algorithm(filler: Filler, spec: AlgorithmSpec) -> None:
     name = filler.config.algorithm.algorithm_type
+    if filler.config.model.tinker.enable:
+        why = "the Tinker service gives no entropies"
+        filler.default("algorithm.entropy_loss_fn", "none", why)
     for component in _COMPONENTS:
         filler.default(f"algorithm.{component}", getattr(spec, component), f"default of {name}")
     algorithm = filler.config.algorithm

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from trinity.common.config.fill import Filler
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.model import ModelConfig
-from trinity.common.constants import ConcurrentMode, EngineType, Mode, TrainerType
+from trinity.common.constants import ConcurrentMode, EngineType, Mode, SaveHF, TrainerType
 
 _SAMPLING = (
     "temperature",
@@ -80,6 +80,8 @@ def _choose_services(filler: Filler) -> None:
         why = "model.tinker.enable"
         filler.put("trainer.trainer_type", TrainerType.TINKER, why)
         filler.put("explorer.rollout_model.engine_type", EngineType.TINKER, why)
+        if not filler.is_set("trainer.save_hf_checkpoint"):
+            filler.put("trainer.save_hf_checkpoint", SaveHF.NEVER, "the weights stay at Tinker")
 
 
 def _ask_service(filler: Filler, key: str, model: InferenceModelConfig) -> None:

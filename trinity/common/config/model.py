@@ -1,8 +1,8 @@
 """The `model:` section: the model that is trained, its lengths and its sampling defaults."""
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trinity.common.config.base import ConfigModel
 
@@ -59,8 +59,21 @@ class TinkerConfig(ConfigModel):
     train_unembed: bool = True
     """Train the output layer."""
 
+    base_model: str | None = None
+    """What the service calls the model. Unset: `model_path`, for a hub name."""
+
     base_url: str | None = None
-    """Address of the service. Unset: the client's own default."""
+    """Address of the service. Unset: that of `TINKER_BASE_URL`, else the client's own default."""
+
+    timeout: float = Field(600, gt=0)
+    """Seconds that the service may leave a request unanswered, what the client tries again
+    included, before the run stops."""
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        if not (self.train_mlp or self.train_attn or self.train_unembed):
+            raise ValueError("train_mlp, train_attn and train_unembed are all false: train one.")
+        return self
 
 
 class ExternalModelConfig(ConfigModel):

@@ -1,0 +1,161 @@
+"""A session at the Tinker service: reached within a deadline, and named by every error."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
+
+from trinity.common.errors import MissingExtraError, TrinityError
+from trinity.engine.tinker.settings import TinkerServiceSettings, key
+
+if TYPE_CHECKING:
+    from tinker import APIFuture, SamplingClient, ServiceClient
+
+T = TypeVar("T")
+
+_PROBE_S = 5.0  # for an answer to the question whether the service is well
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
+_CLOSE_S = 5.0
+
+
+class TinkerServiceError(TrinityError):
+    """The Tinker service refuses a request, fails it, or leaves it unanswered."""
+
+
+class TinkerServiceLost(TinkerServiceError, ConnectionError):
+    """The Tinker service as a whole is out of reach, silent or failing."""
+
+
+def sdk() -> ModuleType:
+    """The client library of the service.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import tinker
+    except ModuleNotFoundError:
+        raise MissingExtraError("tinker", "tinker", "The Tinker service") from None
+    return tinker
+
+
+class TinkerService:
+    """One session. ``connect`` -> requests -> ``close``."""
+
+    def __init__(self, settings: TinkerServiceSettings) -> None:
+        self._settings = settings
+        self._client: ServiceClient | None = None
+        self.max_model_len: int | None = None
+        """Longest sequence in tokens; None where the service does not tell."""
+
+    @property
+    def base_model(self) -> str:
+        """What the service calls the model."""
+        return self._settings.base_model
+
+    @property
+    def address(self) -> str:
+        """Where the service is."""
+        from tinker.lib.base_url import resolve_base_url
+
+        return resolve_base_url(self._settings.base_url)
+
+    async def connect(self) -> None:
+        """Find the service, and the model there.
+
+        Raises:
+            MissingExtraError: The client library is not installed.
+            TinkerServiceError: Nobody answers, the key is refused, or the model is not there.
+        """
+        tinker = sdk()
+        await self._until_well()
+        address = {"base_url": self._settings.base_url, "api_key": key()}
+        self._client = tinker.ServiceClient(**address)
+        rest = await self._guarded(asyncio.to_thread(tinker.RestClient, **address), "the start")
+        found = await self.answer(rest.get_server_capabilities(), "the start")
+        lengths = {m.model_name: m.max_context_length for m in found.supported_models}
+        if self.base_model not in lengths:
+            raise TinkerServiceError(
+                f"The Tinker service at {self.address} has no model {self.base_model!r}; it has "
+                f"{', '.join(sorted(filter(None, lengths)))}. Set model.tinker.base_model."
+            )
+        self.max_model_len = lengths[self.base_model]
+
+    async def create(self, make: Callable[["ServiceClient"], "APIFuture[T]"], phase: str) -> T:
+        """A client for training or sampling, as ``make`` asks for it.
+
+        In a thread: the first one opens the session, and the library waits for that.
+        """
+        if self._client is None:
+            raise RuntimeError("The Tinker service is not connected: await prepare() first.")
+        future = await self._guarded(asyncio.to_thread(make, self._client), phase)
+        return await self.answer(future, phase)
+
+    async def sampler(self, path: str | None = None) -> "SamplingClient":
+        """What samples from the weights at ``path``, or from the model as it is (None)."""
+        where = {"base_model": self.base_model} if path is None else {"model_path": path}
+        return await self.create(
+            lambda client: client.create_sampling_client(**where), "the start of a sampler"
+        )
+
+    async def answer(self, future: "APIFuture[T]", phase: str) -> T:
+        """What a request comes to.
+
+        Raises:
+            TinkerServiceError: An error, or nothing within the deadline.
+        """
+        return await self._guarded(future, phase)
+
+    async def close(self) -> None:
+        """End the session; a service that is gone is not waited for."""
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(Exception):  # the session ends by itself
+                await asyncio.wait_for(client.close("success").result_async(), _CLOSE_S)
+
+    async def _guarded(self, wait: Awaitable[T], phase: str) -> T:
+        seconds = self._settings.timeout_s
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await wait
+        except TinkerServiceError:
+            raise
+        except Exception as error:  # the boundary to the library, whose errors are of many kinds
+            what = f"{type(error).__name__}: {error}"
+            if limit.expired():
+                what = f"it gave no answer in {seconds:.0f} s (model.tinker.timeout)"
+            raise await self._error(f"{phase} failed: {what}") from error
+
+    async def _error(self, what: str) -> TinkerServiceError:
+        """An error that tells whether the service as a whole is well."""
+        if trouble := await self._trouble():
+            return TinkerServiceLost(f"The Tinker service at {self.address}: {what}; {trouble}.")
+        return TinkerServiceError(f"The Tinker service at {self.address}: {what}.")
+
+    async def _until_well(self) -> None:
+        """Wait until the service answers at all, for a while."""
+        seconds, wait = self._settings.start_timeout_s, _FIRST_WAIT_S
+        deadline = asyncio.get_running_loop().time() + seconds
+        while trouble := await self._trouble():
+            if asyncio.get_running_loop().time() + wait > deadline:
+                raise TinkerServiceLost(
+                    f"The Tinker service at {self.address} was waited for {seconds:.0f} s, in "
+                    f"vain: {trouble}. Is model.tinker.base_url (or TINKER_BASE_URL) its address?"
+                )
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_S)
+
+    async def _trouble(self) -> str | None:
+        """What is wrong with the service as a whole; None if it is well."""
+        import httpx  # comes with the library
+
+        try:
+            async with httpx.AsyncClient(timeout=_PROBE_S) as client:
+                status = (await client.get(f"{self.address}/api/v1/healthz")).status_code
+        except httpx.TimeoutException:
+            return "it does not answer"
+        except httpx.HTTPError as error:
+            return f"it can't be reached ({error})"
+        return f"it answers with status {status}" if status == 429 or status >= 500 else None
