@@ -6,6 +6,7 @@
 import asyncio
 import importlib.util
 import random
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,20 @@ from trinity.common.models.loading import load_causal_lm
 from trinity.synchronizer.channel import CheckpointChannel
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
+HAS_TINKER = importlib.util.find_spec("tinker") is not None
 ENGINES = [
     pytest.param("torch"),
     pytest.param("vllm", marks=pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")),
+    pytest.param("tinker", marks=pytest.mark.skipif(not HAS_TINKER, reason="no tinker installed")),
 ]
 # On a GPU vLLM's float32 attention multiplies in TF32.
-TOLERANCE = {"torch": 1e-5, "vllm": 5e-3 if torch.cuda.is_available() else 1e-3}
+TOLERANCE = {
+    "torch": 1e-5,
+    "vllm": 5e-3 if torch.cuda.is_available() else 1e-3,
+    "tinker": 1e-5,
+}
+# What a service gives no way to do; `tests/engine/tinker` says what it does instead.
+LACKS = {"tinker": {"temperature", "min_tokens", "partial", "keep", "digest", "folder"}}
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -35,6 +44,11 @@ def kind(request):
     return request.param
 
 
+def needs(kind, what):
+    if what in LACKS.get(kind, ()):
+        pytest.skip(f"{kind} has no {what}")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, kind):
     made = config(
@@ -44,7 +58,11 @@ def folder(tmp_path_factory, kind):
     return model_folder(tmp_path_factory.mktemp(kind), model=made)
 
 
-def make(kind, folder, **settings):
+def make(kind, folder, places, **settings):
+    if kind == "tinker":
+        from tests.engine.tinker.served import engine_of, serving
+
+        return engine_of(places.enter_context(serving(folder)), folder)
     if kind == "torch":
         from trinity.engine.torch import TorchEngine, TorchEngineSettings
 
@@ -63,15 +81,16 @@ def make(kind, folder, **settings):
 @pytest.fixture(scope="module")
 def engine(kind, folder):
     """One engine for all tests: starting vLLM takes its time. It updates in mode "keep"."""
-    holder = {}
+    holder, places = {}, ExitStack()
 
     async def get():
         if not holder:
-            holder["engine"] = make(kind, folder, update_mode="keep")
+            holder["engine"] = make(kind, folder, places, update_mode="keep")
             await holder["engine"].prepare()
         return holder["engine"]
 
-    return get
+    with places:
+        yield get
 
 
 def prompt(length, seed=0):
@@ -87,6 +106,8 @@ def plain_logprobs(model, ids, length, temperature):
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
 async def test_logprobs_equal_a_direct_forward_pass(kind, folder, engine, temperature):
+    if temperature != 1:
+        needs(kind, "temperature")
     model, _ = load_causal_lm(folder, "float32", 0)
     engine = await engine()
     for length in (1, 40, 130):
@@ -138,9 +159,10 @@ async def test_lengths_and_stops_are_exact(kind, engine):
     first = free.token_ids.index(stop)
     [cut] = await engine.sample(prompt(10), SamplingParams(**base, stop_token_ids=(stop,)))
     assert cut.token_ids == free.token_ids[: first + 1] and cut.finish_reason == "stop"
-    late = SamplingParams(**base, stop_token_ids=(stop,), min_tokens=first + 3)
-    [kept] = await engine.sample(prompt(10), late)
-    assert len(kept.token_ids) > first + 2 and stop not in kept.token_ids[: first + 2]
+    if "min_tokens" not in LACKS.get(kind, ()):
+        late = SamplingParams(**base, stop_token_ids=(stop,), min_tokens=first + 3)
+        [kept] = await engine.sample(prompt(10), late)
+        assert len(kept.token_ids) > first + 2 and stop not in kept.token_ids[: first + 2]
     place = next(
         k for k in range(3, 38) if made.decode(free.token_ids[k : k + 2]).isascii()
         and made.decode(free.token_ids[k : k + 2]).strip()
@@ -154,9 +176,10 @@ async def test_lengths_and_stops_are_exact(kind, engine):
 async def test_two_hundred_requests_of_mixed_lengths(kind, engine):
     engine = await engine()
     rng = random.Random(0)
+    count = 40 if kind == "tinker" else 200  # the service of the tests takes one after the other
     asked = [
         (prompt(rng.randrange(1, 300), k), SamplingParams(max_tokens=rng.randrange(1, 40), seed=k))
-        for k in range(200)
+        for k in range(count)
     ]
     found = await asyncio.gather(*[engine.sample(*request) for request in asked])
     for (_, params), [sample] in zip(asked, found, strict=True):
@@ -184,6 +207,7 @@ async def test_cancelled_requests_free_their_place(kind, engine):
 
 
 async def test_tokens_are_known_while_they_come(kind, engine):
+    needs(kind, "partial")
     engine = await engine()
     params = SamplingParams(n=2, max_tokens=300, ignore_eos=True, seed=1, request_id="r")
     task = asyncio.create_task(engine.sample(prompt(9), params))
@@ -229,6 +253,7 @@ async def test_paused_requests_wait(kind, engine):
 
 
 async def test_weights_change_in_mid_request_and_every_token_tells(kind, folder, engine, tmp_path):
+    needs(kind, "keep")
     engine = await engine()
     model, _ = load_causal_lm(folder, "float32", 1)
     ticket = CheckpointChannel(tmp_path).send(7, model.named_parameters())
@@ -254,6 +279,7 @@ async def test_weights_change_in_mid_request_and_every_token_tells(kind, folder,
 async def test_weights_that_do_not_fit_end_sampling_until_right_ones_come(
     kind, folder, engine, tmp_path
 ):
+    needs(kind, "digest")
     engine = await engine()
     model, _ = load_causal_lm(folder, "float32", 0)
     right = dict(model.named_parameters())
@@ -281,6 +307,7 @@ async def test_the_engine_closes(kind, engine):
 
 
 async def test_a_start_that_fails_shows_why(kind, folder, tmp_path):
+    needs(kind, "folder")
     Path(tmp_path, "empty").mkdir()
     with pytest.raises(Exception, match=r"config\.json|empty"):
-        await make(kind, str(tmp_path / "empty")).prepare()
+        await make(kind, str(tmp_path / "empty"), None).prepare()

@@ -111,7 +111,7 @@ def _key_problems(config: Config) -> Iterator[Problem]:
         fix = "Add `base_model: owner/name`, as the service calls the model."
         yield Problem("model.tinker.base_model", message, fix)
     if not has_key():
-        names = " or ".join(KEY_VARIABLES)
+        names = " nor ".join(KEY_VARIABLES)
         message = f"The Tinker service needs a key, and neither {names} is set."
         yield Problem("model.tinker.enable", message, f"export {KEY_VARIABLES[0]}=tml-...")
 

@@ -46,6 +46,7 @@ class TinkerService:
     def __init__(self, settings: TinkerServiceSettings) -> None:
         self._settings = settings
         self._client: ServiceClient | None = None
+        self._is_lost = False
         self.max_model_len: int | None = None
         """Longest sequence in tokens; None where the service does not tell."""
 
@@ -108,9 +109,9 @@ class TinkerService:
         return await self._guarded(future, phase)
 
     async def close(self) -> None:
-        """End the session; a service that is gone is not waited for."""
+        """End the session; a service that is gone is not told."""
         client, self._client = self._client, None
-        if client is not None:
+        if client is not None and not self._is_lost:
             with contextlib.suppress(Exception):  # the session ends by itself
                 await asyncio.wait_for(client.close("success").result_async(), _CLOSE_S)
 
@@ -131,6 +132,7 @@ class TinkerService:
     async def _error(self, what: str) -> TinkerServiceError:
         """An error that tells whether the service as a whole is well."""
         if trouble := await self._trouble():
+            self._is_lost = True
             return TinkerServiceLost(f"The Tinker service at {self.address}: {what}; {trouble}.")
         return TinkerServiceError(f"The Tinker service at {self.address}: {what}.")
 

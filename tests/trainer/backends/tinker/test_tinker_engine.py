@@ -36,6 +36,7 @@ def folder(tmp_path):
 @pytest.fixture
 def service(folder, monkeypatch):
     monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
     with TinkerTestService({NAME: lambda: plain_model(folder)}).serving() as serving:
         yield serving
 

@@ -1,0 +1,176 @@
+"""What `TinkerEngine` does in a way of its own; `tests/engine/test_conformance.py` has the rest."""
+
+import asyncio
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("tinker")
+
+from tests.common.models.toy import config, model_folder
+from tests.engine.test_conformance import plain_logprobs, prompt
+from tests.engine.tinker.served import NAME, engine_of, serving
+from trinity.common.errors import TrinityError
+from trinity.common.models import SamplingParams
+from trinity.common.models.loading import load_causal_lm
+from trinity.engine.tinker.engine import TinkerEngine
+from trinity.engine.tinker.saved import ticket_of
+from trinity.engine.tinker.service import TinkerServiceError, TinkerServiceLost
+from trinity.engine.tinker.settings import TinkerEngineSettings, TinkerServiceSettings
+from trinity.synchronizer.channel import CheckpointChannel
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("tinker"), model=config(initializer_range=0.05))
+
+
+@pytest.fixture
+def service(folder):
+    with serving(folder) as place:
+        yield place
+
+
+async def running(engine: TinkerEngine, params: SamplingParams = LONG) -> asyncio.Task:
+    task = asyncio.create_task(engine.sample(prompt(30), params))
+    while not (await engine.health())["running"]:
+        await asyncio.sleep(0.005)
+    return task
+
+
+async def test_samples_under_way_end_on_the_weights_they_began_with(service, folder):
+    engine = engine_of(service, folder)
+    await engine.prepare()
+    model, _ = load_causal_lm(folder, "float32", 1)
+    path = service.keep(model.state_dict(), NAME, "version_7")
+    old, ids = await running(engine), prompt(30)
+    assert await engine.load_weights(ticket_of(7, path)) == path
+    [new] = await engine.sample(ids, SamplingParams(max_tokens=9, ignore_eos=True, seed=1))
+    [before] = await old
+    assert await engine.version() == 7
+    assert before.versions == [0] * 400 and new.versions == [7] * 9
+    for sample, seed in ((before, 0), (new, 1)):
+        expected, _ = load_causal_lm(folder, "float32", seed)
+        wanted = plain_logprobs(expected, [*ids, *sample.token_ids], 30, 1.0)
+        torch.testing.assert_close(torch.tensor(sample.logprobs), wanted, atol=1e-5, rtol=0)
+    await engine.close()
+
+
+async def test_weights_that_are_not_there_end_sampling_until_right_ones_come(
+    service, folder, tmp_path
+):
+    engine = engine_of(service, folder)
+    await engine.prepare()
+    model, _ = load_causal_lm(folder, "float32", 1)
+    with pytest.raises(ValueError, match="don't reach the Tinker service"):
+        await engine.load_weights(CheckpointChannel(tmp_path).send(3, model.named_parameters()))
+    with pytest.raises(TinkerServiceError, match="There is no 'tinker://nowhere'"):
+        await engine.load_weights(ticket_of(3, "tinker://nowhere"))
+    with pytest.raises(RuntimeError, match="stopped"):
+        await engine.sample([5], SamplingParams(max_tokens=1))
+    path = service.keep(model.state_dict(), NAME, "right")
+    await engine.load_weights(ticket_of(4, path))
+    assert len(await engine.sample([5], SamplingParams(max_tokens=1, seed=1))) == 1
+    await engine.close()
+
+
+@pytest.mark.parametrize("params", [{"min_p": 0.1}, {"min_tokens": 3}, {"repetition_penalty": 1.1}])
+async def test_parameters_that_the_service_has_not_are_refused(service, folder, params):
+    engine = engine_of(service, folder)
+    await engine.prepare()
+    with pytest.raises(ValueError, match=next(iter(params))):
+        await engine.sample([5], SamplingParams(**params))
+    with pytest.raises(ValueError, match="temperature 1"):
+        await engine.logprobs([5, 6], temperature=0.5)
+    assert await engine.logprobs([5]) == []
+    await engine.close()
+
+
+async def test_an_end_of_text_beside_stop_texts_ends_the_sample(service, folder):
+    """The service stops at texts or at ids; the engine sees to what it did not stop at."""
+    engine = engine_of(service, folder)
+    await engine.prepare()
+    [free] = await engine.sample(prompt(10), LONG)
+    stop = free.token_ids[20]
+    params = SamplingParams(
+        max_tokens=400, ignore_eos=True, seed=1, stop=("never",), stop_token_ids=(stop,)
+    )
+    [cut] = await engine.sample(prompt(10), params)
+    assert cut.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert cut.logprobs == free.logprobs[: len(cut.token_ids)] and cut.finish_reason == "stop"
+    await engine.close()
+
+
+async def test_a_cancelled_request_is_cancelled_there_too(service, folder):
+    engine = engine_of(service, folder)
+    await engine.prepare()
+    task = await running(engine, SamplingParams(max_tokens=900, ignore_eos=True, n=8))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    for _ in range(300):
+        if "cancel_future" in service.requests:
+            break
+        await asyncio.sleep(0.01)
+    assert "cancel_future" in service.requests
+    await engine.close()
+
+
+async def start(base_url: str, folder: str, **changes: object) -> str:
+    """What a start fails with."""
+    place = {"base_model": NAME, "base_url": base_url, "start_timeout_s": 1.0, **changes}
+    engine = TinkerEngine(TinkerEngineSettings(TinkerServiceSettings(**place), folder))
+    before = time.monotonic()
+    with pytest.raises(TrinityError) as error:
+        await engine.prepare()
+    assert time.monotonic() - before < 12
+    return str(error.value)
+
+
+async def test_a_start_that_fails_names_the_service_and_why(service, folder, monkeypatch):
+    refused = await start("http://127.0.0.1:9", folder)
+    assert "service at http://127.0.0.1:9" in refused and "can't be reached" in refused
+    unknown = await start(service.address, folder, base_model="other/model")
+    assert "no model 'other/model'; it has toy/model" in unknown
+    service.status = 503
+    assert "answers with status 503" in await start(service.address, folder)
+    service.status = 429
+    assert "answers with status 429" in await start(service.address, folder)
+    service.status, service.hangs = None, True
+    assert "does not answer" in await start(service.address, folder)
+    service.hangs = False
+    monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
+    assert "Invalid API key" in await start(service.address, folder)
+    monkeypatch.setenv("TINKER_API_KEY", "wrong")
+    assert "must start with the 'tml-' prefix" in await start(service.address, folder)
+
+
+@pytest.mark.parametrize(
+    ("fault", "value", "why"),
+    [("status", 500, "status 500"), ("status", 429, "status 429"), ("hangs", True, "not answer")],
+)
+async def test_a_service_that_dies_ends_requests_within_the_deadline(
+    service, folder, fault, value, why
+):
+    engine = engine_of(service, folder, timeout_s=1.0)
+    await engine.prepare()
+    setattr(service, fault, value)
+    before = time.monotonic()
+    with pytest.raises(TinkerServiceLost, match=f"no answer in 1 s.*{why}"):
+        await engine.sample(prompt(5), SamplingParams(max_tokens=2))
+    assert time.monotonic() - before < 8
+    with pytest.raises(ConnectionError, match=r"model\.tinker\.timeout"):
+        await engine.health()  # which ends the run
+    await asyncio.wait_for(engine.close(), 8)
+
+
+async def test_a_slow_request_of_a_living_service_is_not_its_death(service, folder):
+    engine = engine_of(service, folder, timeout_s=0.3)
+    await engine.prepare()
+    with pytest.raises(TinkerServiceError, match=r"no answer in 0 s") as error:
+        await engine.sample(prompt(5), SamplingParams(max_tokens=900, ignore_eos=True))
+    assert not isinstance(error.value, ConnectionError)
+    assert (await engine.health())["running"] == 0
+    await engine.close()
