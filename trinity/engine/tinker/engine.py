@@ -17,7 +17,7 @@ from trinity.engine.tinker.service import TinkerService, TinkerServiceError, Tin
 from trinity.engine.tinker.settings import TinkerEngineSettings
 
 if TYPE_CHECKING:
-    from tinker import SampledSequence, SamplingClient
+    from tinker import SampledSequence, SampleResponse, SamplingClient
     from tinker import SamplingParams as ServiceParams
 
 
@@ -63,7 +63,7 @@ class TinkerEngine:
         )
         self._running += 1
         try:
-            found = await self._service.answer(request, "a sampling request")
+            found: SampleResponse = await self._service.answer(request, "a sampling request")
         except TinkerServiceLost as error:
             self._lost = error
             raise
@@ -90,9 +90,7 @@ class TinkerEngine:
             )
         if len(token_ids) < 2:
             return []
-        request = self._ready().compute_logprobs(sdk().ModelInput.from_ints(list(token_ids)))
-        found = await self._service.answer(request, "a scoring request")
-        return [float(value) for value in found[1:] if value is not None]
+        return await self._service.score(self._ready(), token_ids, len(token_ids) - 1)
 
     async def load_weights(self, ticket: WeightTicket) -> str:
         """Sample from the weights of ``ticket`` from now on; their path at the service.

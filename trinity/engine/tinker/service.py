@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,6 +11,7 @@ from trinity.engine.tinker.settings import TinkerServiceSettings, key
 
 if TYPE_CHECKING:
     from tinker import APIFuture, SamplingClient, ServiceClient
+    from tinker.types import GetServerCapabilitiesResponse
 
 T = TypeVar("T")
 
@@ -74,7 +75,9 @@ class TinkerService:
         address = {"base_url": self._settings.base_url, "api_key": key()}
         self._client = tinker.ServiceClient(**address)
         rest = await self._guarded(asyncio.to_thread(tinker.RestClient, **address), "the start")
-        found = await self.answer(rest.get_server_capabilities(), "the start")
+        found: GetServerCapabilitiesResponse = await self.answer(
+            rest.get_server_capabilities(), "the start"
+        )
         lengths = {m.model_name: m.max_context_length for m in found.supported_models}
         if self.base_model not in lengths:
             raise TinkerServiceError(
@@ -95,10 +98,22 @@ class TinkerService:
 
     async def sampler(self, path: str | None = None) -> "SamplingClient":
         """What samples from the weights at ``path``, or from the model as it is (None)."""
-        where = {"base_model": self.base_model} if path is None else {"model_path": path}
+        base = self.base_model if path is None else None
         return await self.create(
-            lambda client: client.create_sampling_client(**where), "the start of a sampler"
+            lambda client: client.create_sampling_client(path, base), "the start of a sampler"
         )
+
+    async def score(
+        self, sampler: "SamplingClient", token_ids: Sequence[int], last: int
+    ) -> list[float]:
+        """Log-probability of each of the ``last`` tokens given those before it."""
+        prompt = sdk().ModelInput.from_ints(list(token_ids))
+        request = sampler.compute_logprobs(prompt, prompt_logprobs_last_n=last)
+        found: list[float | None] = await self.answer(request, "a scoring request")
+        scored = [value for value in found[-last:] if value is not None]
+        if len(scored) < last:
+            raise TinkerServiceError(f"The Tinker service scored {len(scored)} of {last} tokens.")
+        return scored
 
     async def answer(self, future: "APIFuture[T]", phase: str) -> T:
         """What a request comes to.

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -30,10 +30,16 @@ from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective
 
 if TYPE_CHECKING:
-    from tinker import APIFuture, SamplingClient, TrainingClient
+    from tinker import (
+        APIFuture,
+        ForwardBackwardOutput,
+        OptimStepResponse,
+        SamplingClient,
+        TrainingClient,
+    )
     from tinker.types import SaveWeightsForSamplerResponse, SaveWeightsResponse
 
-_LOSS = "cross_entropy"  # the service's: sum of -weight * logprob
+_LOSS: Literal["cross_entropy"] = "cross_entropy"  # the service's: sum of -weight * logprob
 _PUBLISHED_S = 7 * 24 * 3600  # that the service keeps weights which were published to engines
 
 
@@ -79,7 +85,9 @@ class TinkerTrainEngine:
         if which == "ref":
             return {"logprob": by_row(batch, rows, await self._reference_logprobs(batch, rows))}
         data = data_of(batch, rows, torch.zeros(mask_BT.shape))
-        found = await self._service.answer(self._trained().forward(data, _LOSS), "a forward pass")
+        found: ForwardBackwardOutput = await self._service.answer(
+            self._trained().forward(data, _LOSS), "a forward pass"
+        )
         values = [output["logprobs"].to_torch() for output in found.loss_fn_outputs]
         return {"logprob": by_row(batch, rows, values)}
 
@@ -117,7 +125,9 @@ class TinkerTrainEngine:
             weight_decay=given.weight_decay,
             grad_clip_norm=given.clip_grad or 0.0,
         )
-        found = await self._service.answer(self._trained().optim_step(step), "an optimizer step")
+        found: OptimStepResponse = await self._service.answer(
+            self._trained().optim_step(step), "an optimizer step"
+        )
         self._num_steps += 1
         metrics = {name.partition(":")[0]: value for name, value in (found.metrics or {}).items()}
         return {f"{which}/{name}": value for name, value in {**metrics, "lr": lr}.items()}
@@ -125,7 +135,9 @@ class TinkerTrainEngine:
     async def send_weights(self, version: int) -> WeightTicket:
         """Keep the weights at the service to sample from; engines get their path."""
         request = self._for_sampler(f"version_{version}", _PUBLISHED_S)
-        found = await self._service.answer(request, "a save of weights to sample from")
+        found: SaveWeightsForSamplerResponse = await self._service.answer(
+            request, "a save of weights to sample from"
+        )
         return ticket_of(version, found.path)
 
     async def save(
@@ -178,19 +190,9 @@ class TinkerTrainEngine:
         if self._reference is None:
             self._reference = await self._service.sampler()
         tokens, lengths = batch.row_tokens(), batch.response_lengths.tolist()
-        asked = [
-            self._reference.compute_logprobs(
-                sdk().ModelInput.from_ints(tokens[row].tolist()),
-                prompt_logprobs_last_n=lengths[row],
-            )
-            for row in rows
-        ]
-        found = await asyncio.gather(
-            *[self._service.answer(request, "a scoring request") for request in asked]
-        )
-        return [
-            torch.tensor(values[-lengths[row] :]) for row, values in zip(rows, found, strict=True)
-        ]
+        score = partial(self._service.score, self._reference)
+        found = await asyncio.gather(*[score(tokens[row].tolist(), lengths[row]) for row in rows])
+        return [torch.tensor(values) for values in found]
 
     def _for_sampler(
         self, name: str, kept_s: int | None
