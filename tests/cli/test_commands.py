@@ -128,6 +128,14 @@ def test_explain_counts_steps_and_checkpoints_of_a_local_file(tmp_path):
     assert any("checkpoints" in line and " 5 " in line for line in result.stdout.splitlines())
 
 
+def test_explain_estimates_nothing_of_a_model_that_is_at_the_tinker_service(tmp_path):
+    edits = {"model.tinker": {"enable": True, "rank": 7}, "model.model_path": "org/tiny-1b"}
+    result = trinity("explain", str(write(tmp_path, with_edits(edits))))
+    assert result.stdout.count("Tinker service") == 3 and "adapter of rank 7" in result.stdout
+    for text in ("micro-batches", "actor optimizer", "KV cache", "a pass"):
+        assert text not in result.stdout
+
+
 def test_explain_shows_every_stage():
     result = trinity("explain", str(BLOCKS / "quickstart_0.yaml"), "stages=[{stage_name: a}]")
     assert "<experiment_name>/a" in result.stdout

@@ -19,9 +19,11 @@ from trinity.common.config.memory import (
 from trinity.common.config.memory_parts import Part, micro_batch_tokens
 from trinity.common.config.shape import ModelShape, find_shape
 from trinity.common.config.training import training_settings
-from trinity.common.constants import Mode, SaveHF
+from trinity.common.constants import EngineType, Mode, SaveHF, TrainerType
 
 Row = tuple[str, ...]
+
+_SERVICE = "Tinker service"
 
 
 @dataclass
@@ -48,11 +50,15 @@ def explain_stage(name: str, config: Config, gpu_bytes: float) -> Explanation:
     title = f"{filled.project}/{filled.name}: {filled.algorithm.algorithm_type}, mode {filled.mode}"
     explanation = Explanation(title, _picture(filled, numbers, split))
     explanation.step = _step_rows(filled, numbers)
-    if filled.mode.trains:
+    if filled.mode.trains and not _is_at_service(filled):
         explanation.batch_sizes = _batch_rows(filled, numbers)
     explanation.places = _place_rows(filled, split)
     shape = find_shape(filled.model.model_path)
-    if shape is None:
+    if _is_at_service(filled):
+        explanation.notes.append("The model is at the Tinker service, and takes no memory here.")
+        _add_engine_memory(explanation, filled, gpu_bytes)
+        explanation.checkpoints = _checkpoint_counts(filled)
+    elif shape is None:
         explanation.notes.append(
             f"The size of {filled.model.model_path!r} is not known here, so no memory is estimated."
         )
@@ -105,7 +111,7 @@ def _step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
 def _train_rows(config: Config, numbers: Arithmetic) -> list[Row]:
     updates = numbers.steps_per_explorer_step * numbers.epochs
     each = "explorer step" if config.mode.pairs else "training step"
-    return [
+    rows: list[Row] = [
         ("experiences a training step", _number(numbers.train_batch), "buffer.train_batch_size"),
         (
             "trained tokens, at most",
@@ -117,12 +123,18 @@ def _train_rows(config: Config, numbers: Arithmetic) -> list[Row]:
             _number(updates),
             f"{_number(numbers.steps_per_explorer_step)} training steps x {numbers.epochs} epochs",
         ),
-        (
-            "micro-batches a GPU and update",
-            f"<= {_number(numbers.micro_batches)}",
-            f"{numbers.rows_per_gpu} experiences, {_pass_limit(config)} a pass",
-        ),
     ]
+    passes = (
+        "micro-batches a GPU and update",
+        f"<= {_number(numbers.micro_batches)}",
+        f"{numbers.rows_per_gpu} experiences, {_pass_limit(config)} a pass",
+    )
+    return rows if _is_at_service(config) else [*rows, passes]
+
+
+def _is_at_service(config: Config) -> bool:
+    """Whether the Tinker service trains the model."""
+    return config.trainer.trainer_type is TrainerType.TINKER
 
 
 def _pass_limit(config: Config) -> str:
@@ -180,13 +192,18 @@ def _place_rows(config: Config, split: GPUSplit) -> list[Row]:
         for engine in range(model.engine_num):
             size = gpus_per_engine(model) if split.total else 0
             name = f"{part}, engine {engine}"
-            rows.append((name, _gpu_range(split, taken, size), _engine_text(model)))
+            where = _gpu_range(split, taken, size)
+            is_there = model.engine_type is EngineType.TINKER
+            rows.append((name, _SERVICE if is_there else where, _engine_text(model)))
             taken += size
     if config.mode.trains:
         if config.mode is Mode.COLOCATE:
             taken = split.auxiliary
         kind = f"{config.trainer.trainer_type}, {config.trainer.trainer_strategy}"
-        rows.append(("trainer", _gpu_range(split, taken, split.trainer), kind))
+        where = _gpu_range(split, taken, split.trainer)
+        if _is_at_service(config):
+            kind, where = f"tinker, an adapter of rank {config.model.tinker.rank}", _SERVICE
+        rows.append(("trainer", where, kind))
     return rows
 
 
@@ -221,11 +238,15 @@ def _add_memory(
             f"{config.model.model_path} is not on this machine; its shape is a usual one for "
             "the size in its name."
         )
-    if config.mode.trains and config.trainer.trainer_type != "tinker":
+    if config.mode.trains:
         parts = trainer_memory(config, shape, shards_of(split))
         title = "memory of a trainer GPU, estimated" if split.total else "memory of the trainer"
         explanation.memory[title] = parts
         _judge(explanation, "trainer", parts, gpu_bytes)
+    _add_engine_memory(explanation, config, gpu_bytes)
+
+
+def _add_engine_memory(explanation: Explanation, config: Config, gpu_bytes: float) -> None:
     for name, model in _engines(config):
         own = find_shape(model.model_path or "")
         if own is not None and model.engine_type in ("vllm", "torch"):
@@ -269,21 +290,27 @@ def _checkpoint_rows(config: Config, shape: ModelShape) -> list[Row]:
     if not config.mode.trains:
         return []
     state, hf = checkpoint_bytes(config, shape)
-    every = config.trainer.save_interval
-    total = config.trainer.total_steps or total_steps(config)
-    when = f"{_every(every)} and at the end" if every else "at the end"
-    count = str(_saves(total, every)) if total else when
-    kept = config.trainer.max_checkpoints_to_keep
-    rows: list[Row] = [
-        ("checkpoints", count, f"trainer.save_interval: {every}"),
-        ("kept", str(kept or "all"), "trainer.max_checkpoints_to_keep"),
-        ("training state of one", _size(state), "weights, optimizer, 12 bytes a weight"),
-    ]
+    rows = _checkpoint_counts(config)
+    rows.append(("training state of one", _size(state), "weights, optimizer, 12 bytes a weight"))
     save_hf = config.trainer.save_hf_checkpoint
     if save_hf is not SaveHF.NEVER:
         which = "each" if save_hf is SaveHF.ALWAYS else "the last"
         rows.append((f"Hugging Face files of {which}", _size(hf), "2 bytes a weight"))
     return rows
+
+
+def _checkpoint_counts(config: Config) -> list[Row]:
+    if not config.mode.trains:
+        return []
+    every = config.trainer.save_interval
+    total = config.trainer.total_steps or total_steps(config)
+    when = f"{_every(every)} and at the end" if every else "at the end"
+    count = str(_saves(total, every)) if total else when
+    kept = config.trainer.max_checkpoints_to_keep
+    return [
+        ("checkpoints", count, f"trainer.save_interval: {every}"),
+        ("kept", str(kept or "all"), "trainer.max_checkpoints_to_keep"),
+    ]
 
 
 def _gpus(number: int) -> str:
@@ -333,7 +360,7 @@ def _size(amount: float) -> str:
 def _notes(config: Config, filled: Config) -> list[str]:
     notes = find_advice(config)
     longest = filled.model.max_model_len or 0
-    if filled.mode.trains and longest:
+    if filled.mode.trains and longest and not _is_at_service(filled):
         held = micro_batch_tokens(filled, training_settings(filled).actor)
         notes.append(
             f"One pass holds up to {held:,} tokens; the longest experience has {longest:,}."

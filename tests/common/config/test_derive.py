@@ -233,6 +233,10 @@ def test_services():
         "tinker",
         "tinker",
     )
+    assert (config.trainer.save_hf_checkpoint, config.algorithm.entropy_loss_fn) == (
+        "never",
+        "none",
+    )
 
 
 def test_token_limit_of_a_micro_batch():

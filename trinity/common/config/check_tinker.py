@@ -93,9 +93,10 @@ def _temperatures(case: Case) -> Iterator[Problem]:
     places = [f"buffer.explorer_input.tasksets.{index}" for index in range(len(tasks.tasksets))]
     keys = ["model", _ROLLOUT, *(f"{place}.rollout_args" for place in places)]
     for key in [f"{key}.temperature" for key in keys]:
-        if value_at(case.config, key.split(".")) not in (None, 1):
+        heat = value_at(case.config, key.split("."))
+        if heat not in (None, 1):
             message = "The Tinker service trains on logprobs at temperature 1."
-            yield case.problem(_written(case, key), message, "Set it to 1, or remove it.")
+            yield Problem(_written(case, key), message, "Set it to 1, or remove it.", heat)
             return
 
 
