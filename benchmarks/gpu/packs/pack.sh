@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs wheels for a GPU machine that reaches no package index but has Python 3.12 with torch
 # 2.11.0+cu130 and transformers 5.17. What goes into a pack says NAME.txt beside this.
-# Usage: pack.sh OUT_DIR NAME...       e.g. pack.sh .gpu/packs base model gym verl flash
+# Usage: pack.sh OUT_DIR NAME...       e.g. pack.sh .gpu/packs base trl model gym verl flash
 #   OUT_DIR gets NAME.0/NAME.0, NAME.1/NAME.1 ...: a folder a part, of at most PART_BYTES (58000000).
 #   Copy all files to one folder there, then: source unpack.sh FOLDER (it lies beside this).
 # Needs pip, unzip, tar and xz, and python3.12 (PYTHON312) for what is published as source only.
