@@ -89,6 +89,42 @@ def _assert_learned(run: Command) -> None:
 
 
 @pytest.mark.long
+def test_a_benchmark_scores_what_the_checkpoints_name(
+    toy: Toy, start: Start, service: TinkerTestService, tmp_path: Path
+) -> None:
+    evals = eval_set(toy)
+    config = config_of(
+        toy, tmp_path, service,
+        buffer__total_steps=STEPS, buffer__explorer_input__eval_tasksets=evals,
+    )  # fmt: skip
+    trained = start(config, env=ENV).succeed().summary["stages"][0]
+    found = start(config, "mode=bench", env=ENV).succeed().summary["stages"][0]["evals"]
+    assert list(found) == ["0", str(STEPS // 2), str(STEPS)]
+    score = "unseen/accuracy/mean@1"
+    assert found["0"][f"bench/{score}"] == trained["eval_before"][f"eval/{score}"]
+    assert found[str(STEPS)][f"bench/{score}"] == trained["eval_after"][f"eval/{score}"]
+    assert found["0"][f"bench/{score}"] < found[str(STEPS)][f"bench/{score}"]
+
+
+@pytest.mark.long
+def test_explorer_and_trainer_may_be_two_commands(
+    toy: Toy, start: Start, service: TinkerTestService, tmp_path: Path
+) -> None:
+    shared = {"name": "shared", "max_read_timeout": 60, "storage_type": "sql"}
+    shared["path"] = f"sqlite:///{tmp_path}/shared.db"
+    settings = {
+        "checkpoint_root_dir": str(tmp_path / "jobs"),
+        "buffer__total_steps": 3,
+        "buffer__trainer_input": {"experience_buffer": shared},
+    }
+    exploring = start(config_of(toy, tmp_path / "e", service, mode="explore", **settings), env=ENV)
+    training = start(config_of(toy, tmp_path / "t", service, mode="train", **settings), env=ENV)
+    training.succeed()
+    exploring.succeed()
+    assert scalars(exploring.job, "explorer")["rollout/model_version"] == [0, 1, 2]
+
+
+@pytest.mark.long
 def test_a_service_that_dies_ends_the_run_and_is_named(
     toy: Toy, start: Start, service: TinkerTestService, tmp_path: Path
 ) -> None:

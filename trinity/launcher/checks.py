@@ -89,13 +89,11 @@ def _package_problems(config: Config) -> Iterator[Problem]:
             continue
         package, extra = _PACKAGES.get(kind, ("", ""))
         if package and importlib.util.find_spec(package) is None:
-            yield Problem(
-                key,
-                f"The package {package!r} is not installed.",
-                f"Install it with pip install 'trinity-rft[{extra}]', or run with --cpu to use the "
-                "built-in engine and trainer.",
-                str(kind),
-            )
+            fix = f"Install it with pip install 'trinity-rft[{extra}]'"
+            if kind not in (EngineType.TINKER, TrainerType.TINKER):
+                fix += ", or run with --cpu to use the built-in engine and trainer"
+            message = f"The package {package!r} is not installed."
+            yield Problem(key, message, f"{fix}.", str(kind))
 
 
 def _key_problems(config: Config) -> Iterator[Problem]:

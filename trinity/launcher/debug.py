@@ -118,6 +118,13 @@ def local_engine(config: Config, model: InferenceModelConfig) -> InferenceEngine
     Raises:
         DebugError: This type of engine does not run so.
     """
+    engine: InferenceEngine
+    if model.engine_type is EngineType.TINKER:
+        from trinity.engine.tinker.engine import TinkerEngine
+        from trinity.launcher.build_explorer import tinker_settings
+
+        engine = TinkerEngine(tinker_settings(config, model))
+        return engine
     if model.engine_type is not EngineType.TORCH:
         raise DebugError(
             f"trinity debug runs the embedded engine, but engine_type is {model.engine_type!r}. "
@@ -127,7 +134,7 @@ def local_engine(config: Config, model: InferenceModelConfig) -> InferenceEngine
     from trinity.launcher.build_explorer import torch_settings
     from trinity.launcher.hardware import cpu_cores
 
-    engine: InferenceEngine = TorchEngine(torch_settings(config, model, cpu_cores(), "cpu"))
+    engine = TorchEngine(torch_settings(config, model, cpu_cores(), "cpu"))
     return engine
 
 

@@ -58,7 +58,7 @@ def _loss_problems(config: Config) -> Iterator[Problem]:
         "advantage_fn": () if advantage is None else advantage.requires,
     }
     for part, columns in read.items():
-        for column in sorted({*columns} & {*_BEYOND_LOGPROBS}):
-            message = f"It reads {_BEYOND_LOGPROBS[column]}; the Tinker service gives logprobs."
+        for what in {_BEYOND_LOGPROBS[name] for name in columns if name in _BEYOND_LOGPROBS}:
+            message = f"It reads {what}; the Tinker service gives logprobs."
             fix = "Take one that reads logprobs alone, such as those of `grpo`."
             yield Problem(f"algorithm.{part}", message, fix, getattr(config.algorithm, part))

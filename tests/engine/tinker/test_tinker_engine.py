@@ -118,6 +118,14 @@ async def test_a_cancelled_request_is_cancelled_there_too(service, folder):
     await engine.close()
 
 
+async def test_sequences_longer_than_the_service_takes_are_refused_at_the_start(service, folder):
+    place = TinkerServiceSettings(NAME, service.address)
+    engine = TinkerEngine(TinkerEngineSettings(place, folder, max_model_len=1025))
+    with pytest.raises(TinkerServiceError, match="is 1025, but toy/model takes 1024 tokens"):
+        await engine.prepare()
+    await engine.close()
+
+
 async def start(base_url: str, folder: str, **changes: object) -> str:
     """What a start fails with."""
     place = {"base_model": NAME, "base_url": base_url, "start_timeout_s": 1.0, **changes}

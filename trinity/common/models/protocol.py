@@ -80,7 +80,8 @@ class WeightTicket:
 
     Args:
         version: Trainer step of the weights.
-        method: Channel that carries them: "memory", "checkpoint" or "nccl".
+        method: What carries them: "memory", "checkpoint", "nccl", "ipc", or "tinker", where they
+            stay at a service.
         digest: `trinity.utils.digest.weights_digest` of what was sent; "" if the receiver
             can't compute it in its own layout.
         payload: The channel's own: a path, references into the object store, a rendezvous.

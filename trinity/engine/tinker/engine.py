@@ -46,8 +46,13 @@ class TinkerEngine:
     async def prepare(self) -> None:
         await self._service.connect()
         self._eos_ids = await asyncio.to_thread(end_of_sequence_ids, self._settings.tokenizer_path)
-        limits = (self._settings.max_model_len, self._service.max_model_len)
-        self._max_model_len = min(filter(None, limits), default=None)
+        asked, most = self._settings.max_model_len, self._service.max_model_len
+        if asked is not None and most is not None and asked > most:
+            raise TinkerServiceError(
+                f"model.max_model_len is {asked}, but {self._service.base_model} takes {most} "
+                "tokens at the Tinker service. Lower it, or the longest prompt or response."
+            )
+        self._max_model_len = asked or most
         self._sampler = await self._service.sampler()
         self._may_start.set()
 
