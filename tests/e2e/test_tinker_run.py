@@ -52,11 +52,7 @@ def weights_of(job: Path, service: TinkerTestService) -> dict[str, torch.Tensor]
 
 
 def test_a_run_learns(toy: Toy, start: Start, service: TinkerTestService, tmp_path: Path) -> None:
-    evals = eval_set(toy)
-    config = config_of(
-        toy, tmp_path, service,
-        buffer__total_steps=STEPS, buffer__explorer_input__eval_tasksets=evals,
-    )  # fmt: skip
+    config = config_of(toy, tmp_path, service, buffer__total_steps=STEPS)
     _assert_learned(start(config, env=ENV).succeed())
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from tests.trainer.toy import tiny_config
 from trinity.checkpoint import atomic
-from trinity.common.config import Config
+from trinity.common.config import Config, InferenceModelConfig
 from trinity.engine.tinker.saved import SavedModel
+from trinity.launcher.build_explorer import tinker_settings
 from trinity.launcher.check_trainer import trainer_problems
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.plan import RunPlan, make_plan
@@ -75,7 +76,10 @@ def test_the_address_and_the_name_are_those_of_the_file(tmp_path):
         "http://here",
         7,
     )
-    assert tinker_service(config, "other/model").base_model == "other/model"
+    teacher = InferenceModelConfig(engine_type="tinker", model_path="teacher/model")
+    for model, name in ((config.explorer.rollout_model, "toy/model"), (teacher, "teacher/model")):
+        settings = tinker_settings(config, model)
+        assert (settings.service.base_model, settings.tokenizer_path) == (name, model.model_path)
 
 
 def problems(plan: RunPlan) -> list[str]:

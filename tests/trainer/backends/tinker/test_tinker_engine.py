@@ -106,6 +106,7 @@ async def test_rows_without_a_gradient_are_scored_but_not_trained_on(service):
     passes = service.passes
     service.passes = lambda request: sent.append(len(request.data)) or passes(request)
     await engine.forward_backward(batch, PPO)
+    await engine.optim_step()
     live = int(batch["action_mask"].any(dim=1).sum())
     has_gradient = int((batch["advantages"] * batch["action_mask"]).any(dim=1).sum())
     assert sent[0] == live and 0 < sent[1] <= has_gradient < live

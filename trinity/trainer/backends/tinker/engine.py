@@ -54,6 +54,7 @@ class TinkerTrainEngine:
         self._num_steps = 0
         self._num_saved = 0
         self._is_finite = True
+        self._passes: list[APIFuture[ForwardBackwardOutput]] = []
         self._saving: asyncio.Task[None] | None = None
 
     async def prepare(self) -> None:
@@ -105,13 +106,15 @@ class TinkerTrainEngine:
         if self._is_finite:
             rows = trained_rows(weight_BT) or trained_rows(batch["action_mask"])[:1]
             data = data_of(batch, rows, weight_BT)
-            await self._service.answer(
-                self._trained().forward_backward(data, _LOSS), "a training pass"
-            )
+            self._passes.append(self._trained().forward_backward(data, _LOSS))
         return Share.total([share], objective.loss_name)
 
     async def optim_step(self, which: TrainedRole = "actor") -> dict[str, float]:
-        """One step; a gradient that is not finite was not sent, and changes nothing."""
+        """One step; a gradient that is not finite was not sent, and changes nothing.
+
+        It is asked for while the pass before it may be under way: the service takes requests in
+        their order, and does two that are there in one round.
+        """
         given = self._settings.optimizer
         lr = given.lr * given.schedule.factor(self._num_steps)
         if not self._is_finite:
@@ -125,9 +128,11 @@ class TinkerTrainEngine:
             weight_decay=given.weight_decay,
             grad_clip_norm=given.clip_grad or 0.0,
         )
-        found: OptimStepResponse = await self._service.answer(
-            self._trained().optim_step(step), "an optimizer step"
-        )
+        request = self._trained().optim_step(step)
+        passes, self._passes = self._passes, []
+        for under_way in passes:
+            await self._service.answer(under_way, "a training pass")
+        found: OptimStepResponse = await self._service.answer(request, "an optimizer step")
         self._num_steps += 1
         metrics = {name.partition(":")[0]: value for name, value in (found.metrics or {}).items()}
         return {f"{which}/{name}": value for name, value in {**metrics, "lr": lr}.items()}
