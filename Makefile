@@ -23,7 +23,7 @@ test-all: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-vllm: $(VLLM_VENV)/.vllm
-	VLLM_LOGGING_LEVEL=ERROR $(VLLM_VENV)/bin/python -m pytest tests/engine/test_conformance.py tests/engine/vllm tests/e2e/test_vllm_run.py -k vllm
+	VLLM_LOGGING_LEVEL=ERROR $(VLLM_VENV)/bin/python -m pytest tests/engine/test_conformance.py tests/engine/test_named_adapters.py tests/engine/vllm tests/e2e/test_vllm_run.py -k vllm
 
 test-verl: $(VERL_VENV)/.verl
 	$(VERL_VENV)/bin/python -m pytest --timeout 900 tests/trainer tests/checkpoint

@@ -1,9 +1,11 @@
+import asyncio
 import functools
 
 import openai
 
 from tests.common.models.toy import model_folder
 from trinity.common.models import ModelSettings, SamplingParams
+from trinity.common.models.fake import FakeEngine
 from trinity.engine.served import ServedEngine
 from trinity.engine.torch import TorchEngine, TorchEngineSettings
 
@@ -26,4 +28,26 @@ async def test_an_engine_samples_and_answers_the_api(tmp_path):
     assert len(await engine.sample([5], SamplingParams(n=2, max_tokens=1))) == 2
     assert len(await engine.logprobs([5, 6])) == 1
     assert await engine.version() == 0 and (await engine.health())["tokens"] >= 3
+    await engine.close()
+
+
+class OfOneLoop(FakeEngine):
+    """Works in the event loop that it was made ready in only, as vLLM does."""
+
+    async def prepare(self):
+        self.loop = asyncio.get_running_loop()
+
+    async def sample(self, prompt_ids, params, adapter=None):
+        assert asyncio.get_running_loop() is self.loop
+        return await super().sample(prompt_ids, params, adapter)
+
+
+async def test_requests_of_the_api_run_in_the_loop_of_the_engine(tmp_path):
+    settings = ModelSettings(model_folder(tmp_path), name="toy")
+    engine = ServedEngine(lambda: OfOneLoop([[5, 6]]), settings, api_key="k")
+    await engine.prepare()
+    address, _ = await engine.api()
+    client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="k", max_retries=0)
+    found = await client.completions.create(model="toy", prompt=[5, 6])
+    assert found.usage.completion_tokens == 2
     await engine.close()

@@ -1,15 +1,17 @@
 """`ServedEngine`: any engine with OpenAI's API beside it, in the same process."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
 from torch import Tensor
 
 from trinity.common.models.api import ApiServer
 from trinity.common.models.protocol import (
+    AdapterEngine,
     Completion,
     InferenceEngine,
+    NamedAdapter,
     SamplingParams,
     SleepingEngine,
     VisionEngine,
@@ -38,7 +40,8 @@ class ServedEngine:
         api_key: str | None = None,
     ) -> None:
         self._engine = make()
-        self._model = ModelWrapper(self._engine, settings)
+        self._at_home = _AtHome(self._engine)
+        self._model = ModelWrapper(cast(InferenceEngine, self._at_home), settings)
         self._server = ApiServer(host, port, api_key)
         self._is_serving = False
 
@@ -47,6 +50,7 @@ class ServedEngine:
 
         Once more where the engine is to start again.
         """
+        self._at_home.loop = asyncio.get_running_loop()
         await self._engine.prepare()
         if not self._is_serving:
             self._server.start({"": self._model})
@@ -78,6 +82,15 @@ class ServedEngine:
     async def load_weights(self, ticket: WeightTicket) -> str:
         return await self._engine.load_weights(ticket)
 
+    async def adapters(self) -> list[NamedAdapter]:
+        return await cast(AdapterEngine, self._engine).adapters()
+
+    async def load_adapter(self, adapter: NamedAdapter) -> None:
+        await cast(AdapterEngine, self._engine).load_adapter(adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        await cast(AdapterEngine, self._engine).unload_adapter(name)
+
     async def pause(self) -> None:
         await self._engine.pause()
 
@@ -100,3 +113,26 @@ class ServedEngine:
         """End the API, then the engine."""
         await asyncio.to_thread(self._server.stop)  # requests under way may need this loop
         await self._engine.close()
+
+
+class _AtHome:
+    """An engine for callers of any thread: what they call runs in the engine's own event loop.
+
+    The API's thread has a loop of its own, and what waits in one loop is not woken from another.
+    """
+
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        method = getattr(self._engine, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            job = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self.loop)
+            return await asyncio.wrap_future(job)
+
+        return call

@@ -1,12 +1,19 @@
-"""`model.lora_configs` -> the adapter that trainer and embedded engine put on the model."""
+"""Adapters of the file: the one that is trained (`model.lora_configs`), and `lora_modules`."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from trinity.common.config import Config
+from trinity.common.config import Config, InferenceModelConfig
 from trinity.common.config.model import LoRAConfig
 from trinity.common.errors import Problem
-from trinity.common.models.adapters import CONFIG, AdapterSettings, empty_model, target_trouble
+from trinity.common.models.adapters import (
+    CONFIG,
+    AdapterSettings,
+    empty_model,
+    rank_in,
+    target_trouble,
+)
+from trinity.common.models.protocol import NamedAdapter
 
 _KEY = "model.lora_configs.0"
 
@@ -26,6 +33,24 @@ def adapter_settings(config: Config) -> AdapterSettings | None:
         base_model=lora.base_model_name or config.model.model_path,
         seed=config.seed,
     )
+
+
+def named_adapters(model: InferenceModelConfig) -> tuple[NamedAdapter, ...]:
+    """The adapters that clients of the API may name from the start."""
+    return tuple(
+        NamedAdapter(module.name, str(Path(module.path).expanduser()), module.base_model_name or "")
+        for module in model.lora_modules or []
+    )
+
+
+def named_adapter_problems(key: str, model: InferenceModelConfig) -> Iterator[Problem]:
+    """Folders of `lora_modules` that hold no adapter an engine could serve."""
+    for index, adapter in enumerate(named_adapters(model)):
+        try:
+            rank_in(Path(adapter.path))
+        except (OSError, ValueError, KeyError) as error:
+            place = f"{key}.lora_modules.{index}.path"
+            yield Problem(place, str(error), "Name the folder of an adapter.", adapter.path)
 
 
 def adapter_problems(config: Config) -> Iterator[Problem]:

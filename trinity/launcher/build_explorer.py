@@ -22,7 +22,7 @@ from trinity.explorer.progress import Show
 from trinity.explorer.proxy.service import Service, ServiceSettings
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import BatchSource, Scheduler, SchedulerSettings
-from trinity.launcher.adapter import adapter_settings
+from trinity.launcher.adapter import adapter_settings, named_adapters
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.plan import RunPlan, engine_gpus, rope_overrides
 from trinity.launcher.reporter import Reporter
@@ -212,6 +212,8 @@ def torch_settings(
         trust_remote_code=model.trust_remote_code,
         config_overrides=rope_overrides(model),
         adapter=adapter_settings(config) if model.enable_lora else None,
+        named_adapters=named_adapters(model),
+        loads_adapters=model.enable_runtime_lora_updating,
     )
 
 
@@ -279,6 +281,9 @@ def _vllm_settings(plan: RunPlan, model: InferenceModelConfig) -> VLLMEngineSett
         adapter=adapter_settings(plan.config) if model.enable_lora else None,
         max_cpu_loras=plan.config.model.max_cpu_loras,
         fully_sharded_loras=plan.config.model.fully_sharded_loras,
+        named_adapters=named_adapters(model),
+        loads_adapters=model.enable_runtime_lora_updating,
+        lora_kwargs=model.lora_kwargs,
         **{name: getattr(model, name) for name in names},
     )
 
@@ -351,5 +356,7 @@ def model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings
         name=model.name or path,
         gives_tokens=model.engine_type is not EngineType.OPENAI,
         adapter=None if adapter is None else adapter.name,
+        has_named_adapters=bool(model.lora_modules) or model.enable_runtime_lora_updating,
+        loads_adapters=model.enable_runtime_lora_updating,
         **{name: value for name, value in given.items() if value is not None},
     )

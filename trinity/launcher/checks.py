@@ -55,6 +55,7 @@ def find_start_problems(config: Config) -> list[Problem]:
         *_key_problems(config),
         *_unbuilt_problems(config),
         *_model_problems(config),
+        *_adapter_problems(config),
         *_data_problems(config),
         *_place_problems(config),
     ]
@@ -152,6 +153,16 @@ def _model_problems(config: Config) -> Iterator[Problem]:
                 if message:
                     fix = "Correct the name, or give the folder of a model."
                     yield Problem(key, message, fix, path)
+
+
+def _adapter_problems(config: Config) -> Iterator[Problem]:
+    with_adapters = [entry for entry in _engines(config) if entry[1].lora_modules]
+    if not with_adapters or not config.mode.explores:
+        return
+    from trinity.launcher.adapter import named_adapter_problems
+
+    for key, model in with_adapters:
+        yield from named_adapter_problems(key, model)
 
 
 def _model_folder_problems(key: str, path: str, is_tokenizer: bool) -> Iterator[Problem]:

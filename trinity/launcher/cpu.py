@@ -41,6 +41,7 @@ def for_cpu(config: Config) -> tuple[Config, list[Replacement]]:
         for key, model in _models(section, prefix):
             if model.engine_type is EngineType.VLLM:
                 put(model, key, "engine_type", EngineType.TORCH)
+                put(model, key, "lora_kwargs", {})
             for size in _PARALLEL_SIZES:
                 put(model, key, size, 1)
         if section.trainer is not None:

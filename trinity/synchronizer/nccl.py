@@ -13,12 +13,9 @@ only what changed (`trinity.synchronizer.delta`); any other engine gets the whol
 """
 
 import json
-import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -29,24 +26,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trinity.common.models.protocol import WeightTicket
-from trinity.synchronizer.buckets import Bucket, Entry, describe, lay_out
+from trinity.synchronizer.buckets import Entry, describe, lay_out
 from trinity.synchronizer.channel import NamedTensors
-from trinity.synchronizer.delta import Patcher, changes, message_bytes
-from trinity.utils.digest import WeightsDigest
+from trinity.synchronizer.link import TRAINER, Link, Load, Patch, fill, open_store
 from trinity.utils.log import get_logger
 
 METHOD = "nccl"
 
-Named = Sequence[tuple[str, Tensor]]
-Load = Callable[[Named], None]
-Patch = Callable[[Named, Named], None]
-
 _BUCKET_BYTES = 256 * 2**20
 _PATIENCE_S = 60.0  # PyTorch writes a warning each time it runs out
 _CLOSING_S = 1.0
-_SPIN_S = 0.0005
-_WATCHDOGS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
-_TRAINER = 0  # rank of the trainer in every group
 
 
 @dataclass(frozen=True)
@@ -167,7 +156,7 @@ class _Sender:
         self._num_served = 0
         self._is_aside = False
         self._before = _Before(bucket_bytes) if sends_delta else None
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, Link] = {}
         self._logger = get_logger("trainer")
         self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
         self._thread.start()
@@ -212,7 +201,7 @@ class _Sender:
         self._links.clear()
 
     def _serve(self) -> None:
-        inbox = _store(self.host, self.port, self._timeout_s)
+        inbox = open_store(self.host, self.port, self._timeout_s)
         number = 1
         while not self._is_closed:
             key = f"request/{number}"
@@ -239,11 +228,9 @@ class _Sender:
             if self._weights is None:
                 return {"error": "the trainer has ended"}
             if name not in self._links:
-                store = _store(self.host, self.port, self._timeout_s)
+                store = open_store(self.host, self.port, self._timeout_s)
                 size = request["world_size"]
-                self._links[name] = _Link(
-                    store, name, _TRAINER, size, self._device, self._timeout_s
-                )
+                self._links[name] = Link(store, name, TRAINER, size, self._device, self._timeout_s)
             link, buckets = self._links[name], lay_out(self._entries, self._bucket_bytes)
             if request["base"] is None:
                 digest = link.send(self._weights, buckets, self._ready)
@@ -269,18 +256,12 @@ class _Before:
             make = partial(torch.zeros, dtype=torch.uint8, device=weights[0].device)
             self._buffers = [make(bucket.num_bytes) for bucket in buckets]
         for bucket, buffer in zip(buckets, self._buffers, strict=True):
-            _fill(bucket, buffer, tensors)
+            fill(bucket, buffer, tensors)
         self._version = version
 
     def of(self, version: int) -> list[Tensor] | None:
         """Its buckets, if it is that version."""
         return self._buffers if version == self._version else None
-
-
-def _fill(bucket: Bucket, buffer: Tensor, weights: Iterator[Tensor]) -> None:
-    """Lay the next of ``weights`` into a bucket's bytes."""
-    slots = [slot.of(buffer) for slot in bucket.slots]
-    torch._foreach_copy_(slots, [next(weights) for _ in slots])
 
 
 class NCCLReceiver:
@@ -297,7 +278,7 @@ class NCCLReceiver:
         self._device = device
         self._name = ""
         self._store: Any = None
-        self._link: _Link | None = None
+        self._link: Link | None = None
 
     def receive(
         self,
@@ -318,9 +299,9 @@ class NCCLReceiver:
         """
         name = f"{meeting.host}:{meeting.port}/{group}"
         if self._link is None or name != self._name:
-            self._store = _store(meeting.host, meeting.port, meeting.timeout_s)
+            self._store = open_store(meeting.host, meeting.port, meeting.timeout_s)
             rank, size = 1 + self._rank, 1 + self._num_workers
-            self._link = _Link(self._store, group, rank, size, self._device, meeting.timeout_s)
+            self._link = Link(self._store, group, rank, size, self._device, meeting.timeout_s)
             self._name = name
         buckets = lay_out(meeting.entries, meeting.bucket_bytes)
         if patch is None:
@@ -344,7 +325,7 @@ def ask(meeting: Meeting, group: str, num_workers: int, base: int | None = None)
     Args:
         base: Version that all workers have and can change in place; None if they want the whole.
     """
-    store = _store(meeting.host, meeting.port, meeting.timeout_s)
+    store = open_store(meeting.host, meeting.port, meeting.timeout_s)
     request = {"group": group, "world_size": 1 + num_workers, "base": base}
     return _put_request(store, request)
 
@@ -354,169 +335,6 @@ def _put_request(store: Any, request: dict[str, object] | None) -> str:
     key = f"request/{store.add('requests', 1)}"
     store.set(key, json.dumps(request))
     return key
-
-
-class _Link:
-    """A group of the trainer and an engine's workers, and the buffers that weights go through."""
-
-    def __init__(
-        self, store: Any, name: str, rank: int, size: int, device: torch.device, timeout_s: float
-    ) -> None:
-        self._device = device
-        self._name = name
-        self._store = store
-        self._timeout_s = timeout_s
-        self._patcher = Patcher()
-        self._group = _process_group(dist.PrefixStore(name, store), rank, size, device, timeout_s)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._buffers: list[Tensor] = []
-
-    def send(self, weights: Sequence[Tensor], buckets: Sequence[Bucket], ready: Any) -> str:
-        """Send all buckets; the digest of what was sent."""
-        digest, tensors = WeightsDigest(), iter(weights)
-        with self._on_stream(ready):
-            for number, (bucket, buffer) in enumerate(self._through(buckets)):
-                _fill(bucket, buffer, tensors)
-                self._broadcast(buffer)
-                digest.add(f"bucket {number}", buffer)
-            self._wait()
-            return digest.hexdigest()
-
-    def send_changes(
-        self,
-        weights: Sequence[Tensor],
-        buckets: Sequence[Bucket],
-        ready: Any,
-        old: Sequence[Tensor] | None,
-        request: str,
-    ) -> str:
-        """Send what differs from ``old``, each bucket announced; the digest of what was sent."""
-        digest, tensors = WeightsDigest(), iter(weights)
-        with self._on_stream(ready):
-            for number, (bucket, buffer) in enumerate(self._through(buckets, zeroes=True)):
-                _fill(bucket, buffer, tensors)
-                count, message = (-1, None) if old is None else changes(bucket, buffer, old[number])
-                self._store.set(f"part/{request}/{number}", str(count))
-                sent = buffer if message is None else message
-                if len(sent):
-                    self._broadcast(sent)
-                    digest.add(f"bucket {number}, {count}", sent)
-            self._wait()
-            return digest.hexdigest()
-
-    def receive_changes(
-        self, buckets: Sequence[Bucket], load: Load, patch: Patch, request: str
-    ) -> tuple[int, str]:
-        """Receive what `send_changes` sends; its size, and the digest of what came."""
-        digest, num_bytes = WeightsDigest(), 0
-        with self._on_stream(None):
-            for number, (bucket, buffer) in enumerate(self._through(buckets)):
-                count = int(self._store.get(f"part/{request}/{number}"))
-                sent = buffer if count < 0 else buffer[: message_bytes(bucket, count)]
-                if not len(sent):
-                    continue
-                self._broadcast(sent)
-                digest.add(f"bucket {number}, {count}", sent)
-                num_bytes += len(sent)
-                if count < 0:
-                    load([(slot.name, slot.of(sent)) for slot in bucket.slots])
-                else:
-                    patch(*self._patcher.open(bucket, count, sent))
-            self._wait()
-            return num_bytes, digest.hexdigest()
-
-    def receive(self, buckets: Sequence[Bucket], load: Load) -> tuple[int, str]:
-        """Receive all buckets, and load each; their size, and the digest of what came."""
-        digest = WeightsDigest()
-        with self._on_stream(None):
-            for number, (bucket, buffer) in enumerate(self._through(buckets)):
-                self._broadcast(buffer)
-                load([(slot.name, slot.of(buffer)) for slot in bucket.slots])
-                digest.add(f"bucket {number}", buffer)
-            self._wait()
-            return sum(bucket.num_bytes for bucket in buckets), digest.hexdigest()
-
-    def _wait(self) -> None:
-        """Wait until the GPU has done all this, but no longer than the deadline.
-
-        Raises:
-            TimeoutError: The other end died or hangs; the group is of no use any more.
-        """
-        end = time.monotonic() + self._timeout_s
-        while self._stream is not None and not self._stream.query():
-            if time.monotonic() > end:
-                self._group.abort()
-                raise TimeoutError(
-                    f"Weights of {self._name} did not get through within {self._timeout_s:.0f} s: "
-                    "the other end died or hangs."
-                )
-            time.sleep(_SPIN_S)
-
-    def _through(
-        self, buckets: Sequence[Bucket], zeroes: bool = False
-    ) -> Iterator[tuple[Bucket, Tensor]]:
-        """Each bucket with the buffer that it goes through, one after the other.
-
-        With ``zeroes`` the bytes between tensors are 0.
-        """
-        largest = max(bucket.num_bytes for bucket in buckets)
-        if not self._buffers or len(self._buffers[0]) < largest:
-            make = torch.empty(2, largest, dtype=torch.uint8, device=self._device)
-            self._buffers = list(make)
-        for number, bucket in enumerate(buckets):
-            buffer = self._buffers[number % 2][: bucket.num_bytes]
-            yield bucket, buffer.zero_() if zeroes else buffer
-
-    def _broadcast(self, buffer: Tensor) -> None:
-        options = dist.distributed_c10d.BroadcastOptions()
-        options.rootRank = _TRAINER
-        self._group.broadcast([buffer], options).wait()
-
-    @contextmanager
-    def _on_stream(self, ready: Any) -> Iterator[None]:
-        """Within, this link's own stream, which begins after ``ready``."""
-        if self._stream is None:
-            yield
-            return
-        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            if ready is None:
-                self._stream.wait_stream(torch.cuda.default_stream(self._device))
-            else:
-                self._stream.wait_event(ready)
-            yield
-
-
-def _process_group(store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
-    """A group beside whatever groups these processes have, and known to nothing else."""
-    timeout = timedelta(seconds=timeout_s)
-    if device.type == "cpu":
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = 2 * timeout
-    with torch.cuda.device(device), _surviving():
-        return dist.ProcessGroupNCCL(store, rank, size, options)
-
-
-@contextmanager
-def _surviving() -> Iterator[None]:
-    """Groups made within leave this process alive when a peer dies: `_Link` has its own deadline.
-
-    PyTorch would end it at an error of NCCL's, or when its watchdog hears nothing from the GPU.
-    """
-    kept = {name: os.environ.get(name) for name in _WATCHDOGS}
-    os.environ.update(dict.fromkeys(_WATCHDOGS, "0"))
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _store(host: str, port: int, timeout_s: float) -> Any:
-    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 def _put_aside(tensor: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """The numbers `trinity explain` shows."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.common.config.files import with_edits
 from tests.shapes import QWEN_1_5B, shape_folder
-from trinity.common.config import Config, derive, split_gpus
+from trinity.common.config import Config, derive, memory, split_gpus
 from trinity.common.config.arithmetic import arithmetic_of, max_staleness
 from trinity.common.config.gpus import gpu_problems, near_batches
 from trinity.common.config.memory import checkpoint_bytes, engine_memory, trainer_memory
@@ -186,8 +188,44 @@ def test_gradients_beside_a_pass():
 SMOL = ModelShape(134_515_008, 30, 576, 1536, 192, 576, 49152)
 
 
-def test_memory_of_a_trainer_on_a_cpu_is_what_was_measured():
-    """Peaks of a process of two steps, in MB: 16 layers of 256, 8 of 512, and SmolLM2-135M."""
+@pytest.mark.parametrize(
+    ("edits", "is_joined"),
+    [
+        ({}, True),
+        ({"trainer.dtype": "float32"}, False),
+        ({"trainer.num_processes": 2}, False),
+        ({"model.lora_configs": [{"lora_rank": 8}]}, False),
+    ],
+)
+def test_layers_in_one_call_keep_no_norms_where_the_processor_has_them(
+    monkeypatch, edits, is_joined
+):
+    saved = 1000 * 30 * 4 * 576  # what comes out of two norms of each layer, in bfloat16
+
+    def activations(has_products, shape=SMOL):
+        monkeypatch.setattr(memory, "has_own_products", lambda: has_products)
+        given = {
+            "cluster": {"gpu_per_node": 0},
+            "explorer.rollout_model.engine_type": "torch",
+            "trainer": {"dtype": "bfloat16", "max_token_len_per_gpu": 1000},
+            **edits,
+        }
+        config = filled(given)
+        shards = config.trainer.num_processes or 1
+        parts = {part.name: part.bytes for part in trainer_memory(config, shape, shards)}
+        return parts["activations"]
+
+    assert activations(False) - activations(True) == (saved if is_joined else 0)
+    other = replace(SMOL, is_joinable=False)
+    assert activations(False, other) == activations(True, other)
+
+
+def test_memory_of_a_trainer_on_a_cpu_is_what_was_measured(monkeypatch):
+    """Peaks of a process of two steps, in MB: 16 layers of 256, 8 of 512, and SmolLM2-135M.
+
+    That was before layers were computed in one call.
+    """
+    monkeypatch.setattr(memory, "has_own_products", lambda: False)
     narrow = ModelShape(18_825_472, 16, 256, 1024, 256, 256, 8000)
     wide = ModelShape(41_565_696, 8, 512, 1536, 256, 512, 32000)
     for shape, dtype, tokens, peak in (

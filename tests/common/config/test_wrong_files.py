@@ -38,6 +38,8 @@ TINKER = [
     ("trainer.max_token_len_per_gpu", 4096, "Remove it"),
     ("synchronizer.sync_method", "nccl", "Remove `sync_method`"),
 ]
+NAMED = [{"name": "one", "path": "/adapters/one"}]
+WITH_API = {f"{ROLLOUT}.enable_openai_api": True}
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,88 @@ WRONG = [
         f"{ROLLOUT}.enable_multimodal",
         "`engine_type: torch`",
         {f"{ROLLOUT}.enable_multimodal": DROP},
+    ),
+    Wrong(
+        "adapters that nobody could name",
+        {f"{ROLLOUT}.lora_modules": NAMED},
+        f"{ROLLOUT}.lora_modules",
+        f"`{ROLLOUT}.enable_openai_api: true`",
+        WITH_API,
+    ),
+    Wrong(
+        "adapters that nobody could load",
+        {f"{ROLLOUT}.enable_runtime_lora_updating": True},
+        f"{ROLLOUT}.enable_runtime_lora_updating",
+        f"`{ROLLOUT}.enable_openai_api: true`",
+        WITH_API,
+    ),
+    Wrong(
+        "adapter without a folder",
+        {f"{ROLLOUT}.lora_modules": [{"name": "one"}], **WITH_API},
+        f"{ROLLOUT}.lora_modules.0.path",
+        "`path: ...`",
+        {f"{ROLLOUT}.lora_modules.0.path": "/adapters/one"},
+    ),
+    Wrong(
+        "adapter without a name",
+        {f"{ROLLOUT}.lora_modules": [{"path": "/adapters/one"}], **WITH_API},
+        f"{ROLLOUT}.lora_modules.0.name",
+        "`name: ...`",
+        {f"{ROLLOUT}.lora_modules.0.name": "one"},
+    ),
+    Wrong(
+        "two adapters of one name",
+        {f"{ROLLOUT}.lora_modules": [*NAMED, dict(NAMED[0])], **WITH_API},
+        f"{ROLLOUT}.lora_modules.1.name",
+        "another one",
+        {f"{ROLLOUT}.lora_modules.1.name": "two"},
+    ),
+    Wrong(
+        "adapter called like the one that is trained",
+        {
+            f"{ROLLOUT}.lora_modules": NAMED,
+            "model.lora_configs": [{"name": "one"}],
+            **WITH_API,
+        },
+        f"{ROLLOUT}.lora_modules.0.name",
+        "another one",
+        {f"{ROLLOUT}.lora_modules.0.name": "two"},
+    ),
+    Wrong(
+        "adapters of a service",
+        {
+            "explorer.auxiliary_models": [
+                {"model_path": "judge", "engine_type": "openai", "lora_modules": NAMED}
+            ]
+        },
+        "explorer.auxiliary_models.0.lora_modules",
+        "`vllm` or `torch`",
+        {"explorer.auxiliary_models.0.lora_modules": DROP},
+    ),
+    Wrong(
+        "setting of vLLM for adapters",
+        {f"{ROLLOUT}.lora_kwargs": {"max_lora": 2}, "model.lora_configs": LORA},
+        f"{ROLLOUT}.lora_kwargs.max_lora",
+        "`max_loras`",
+        {f"{ROLLOUT}.lora_kwargs": {"max_loras": 2}},
+    ),
+    Wrong(
+        "settings of vLLM for another engine",
+        {
+            f"{ROLLOUT}.lora_kwargs": {"max_loras": 2},
+            "model.lora_configs": LORA,
+            f"{ROLLOUT}.engine_type": "torch",
+        },
+        f"{ROLLOUT}.lora_kwargs",
+        "Remove it",
+        {f"{ROLLOUT}.lora_kwargs": DROP},
+    ),
+    Wrong(
+        "settings of vLLM for adapters that are not there",
+        {f"{ROLLOUT}.lora_kwargs": {"max_loras": 2}},
+        f"{ROLLOUT}.lora_kwargs",
+        "`model.lora_configs`",
+        {"model.lora_configs": LORA},
     ),
     Wrong(
         "images for a critic",

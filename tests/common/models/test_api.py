@@ -11,6 +11,7 @@ import pytest
 from tests.common.models.toy import model_folder, tokenizer
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.api import ApiServer
+from trinity.common.models.engines import EngineGroup
 from trinity.common.models.fake import FakeEngine
 from trinity.engine.torch import TorchEngine, TorchEngineSettings
 
@@ -128,7 +129,7 @@ def test_only_max_model_len_limits_what_comes_through_the_api():
     )  # fmt: skip
     client = model.get_openai_client()
     client.chat.completions.create(model="toy", messages=ASK)
-    engine = model._engines[0]
+    engine = model._group.engines[0]
     assert engine.params[0].max_tokens == 90 - len(engine.prompts[0])
     assert engine.params[0].min_tokens == 0
     with pytest.raises(openai.BadRequestError, match="more than 89"):
@@ -182,7 +183,7 @@ def test_programs_that_know_only_an_address_are_kept_apart():
         made = tokenizer("qwen25")
         texts = [f"{number} one", f"{number} two"]
         ids = [[*made.encode(text), made.eos_token_id] for text in texts]
-        run._engines = [FakeEngine(ids, end_ids=[made.eos_token_id])]
+        run._group = EngineGroup([FakeEngine(ids, end_ids=[made.eos_token_id])])
         address, key = run.api_address, run.api_key
 
         def work(number=number, address=address, key=key):

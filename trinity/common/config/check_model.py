@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity.common.config.case import Case, Check
+from trinity.common.config.check_adapters import ADAPTER_CHECKS, models_of
 from trinity.common.config.derive import needs_critic
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode
 from trinity.common.errors import Problem
 
 _PARALLEL = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size", "nnodes")
-
-_VLLM_RANK = 512
 
 
 def _path(case: Case) -> Iterator[Problem]:
@@ -27,7 +26,7 @@ def _lengths(case: Case) -> Iterator[Problem]:
     model = case.config.model
     if not model.external_model.enable:
         yield from _limits(case, "model")
-    for key in _models(case):
+    for key in models_of(case):
         if key != "explorer.rollout_model" or _has_own_length(case, key):
             yield from _limits(case, key)
 
@@ -38,7 +37,7 @@ def _has_own_length(case: Case, key: str) -> bool:
 
 
 def _limits(case: Case, key: str) -> Iterator[Problem]:
-    model = case.config.model if key == "model" else _models(case)[key]
+    model = case.config.model if key == "model" else models_of(case)[key]
     total, prompt, response = (
         model.max_model_len,
         model.max_prompt_tokens,
@@ -63,43 +62,6 @@ def _limits(case: Case, key: str) -> Iterator[Problem]:
         yield case.problem(f"{key}.min_response_tokens", message, fix)
 
 
-def _models(case: Case) -> dict[str, InferenceModelConfig]:
-    explorer = case.config.explorer
-    if not case.config.mode.explores:
-        return {}
-    auxiliary = {
-        f"explorer.auxiliary_models.{index}": model
-        for index, model in enumerate(explorer.auxiliary_models)
-    }
-    return {"explorer.rollout_model": explorer.rollout_model, **auxiliary}
-
-
-def _lora(case: Case) -> Iterator[Problem]:
-    loras = case.config.model.lora_configs or []
-    if len(loras) > 1:
-        message = f"One adapter can be trained at a time; here are {len(loras)}."
-        yield Problem("model.lora_configs", message, "Keep one of them.")
-
-
-def _lora_engines(case: Case) -> Iterator[Problem]:
-    loras = case.config.model.lora_configs or []
-    for index, lora in enumerate(loras):
-        if lora.lora_dtype != "auto":
-            key = f"model.lora_configs.{index}.lora_dtype"
-            message = "An adapter has the number format of its model."
-            yield case.problem(key, message, "Remove it; `trainer.dtype` sets it.")
-        engine = case.config.explorer.rollout_model.engine_type
-        if engine is EngineType.VLLM and lora.lora_rank > _VLLM_RANK:
-            message = f"vLLM serves adapters of rank {_VLLM_RANK} at most."
-            fix = "Lower it, or set `explorer.rollout_model.engine_type: torch`."
-            yield case.problem(f"model.lora_configs.{index}.lora_rank", message, fix)
-    for key, model in _models(case).items():
-        is_rollout = key == "explorer.rollout_model"
-        if model.enable_lora and not (is_rollout and loras):
-            message = "Adapters are served on the model that is trained, as `model.lora_configs`."
-            yield case.problem(f"{key}.enable_lora", message, "Remove it.")
-
-
 def _external(case: Case) -> Iterator[Problem]:
     external = case.config.model.external_model
     if not external.enable:
@@ -114,7 +76,7 @@ def _external(case: Case) -> Iterator[Problem]:
 
 
 def _engines(case: Case) -> Iterator[Problem]:
-    for key, model in _models(case).items():
+    for key, model in models_of(case).items():
         if model.engine_type is EngineType.TORCH:
             yield from _embedded(case, key, model)
         if not model.use_v1:
@@ -136,7 +98,7 @@ def _embedded(case: Case, key: str, model: InferenceModelConfig) -> Iterator[Pro
 
 def _images(case: Case) -> Iterator[Problem]:
     """Which parts see images: the embedded engine, services, and the trainer on PyTorch."""
-    for key, model in _models(case).items():
+    for key, model in models_of(case).items():
         if not model.enable_multimodal:
             continue
         if model.engine_type not in (EngineType.TORCH, EngineType.OPENAI):
@@ -191,8 +153,7 @@ def _min_running(case: Case) -> Iterator[Problem]:
 MODEL_CHECKS: tuple[Check, ...] = (
     _path,
     _lengths,
-    _lora,
-    _lora_engines,
+    *ADAPTER_CHECKS,
     _external,
     _engines,
     _images,

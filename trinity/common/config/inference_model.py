@@ -9,6 +9,19 @@ from trinity.common.config.model import ExternalModelConfig
 from trinity.common.constants import EngineType
 
 
+class LoRAModuleConfig(ConfigModel):
+    """One adapter that clients of the API may name as the model. It is not trained."""
+
+    name: str = ""
+    """What requests call it."""
+
+    path: str = ""
+    """Folder of the adapter, with the two files that PEFT writes."""
+
+    base_model_name: str | None = None
+    """Model it was made for, as `/v1/models` shows it. Unset: the name of this one."""
+
+
 class InferenceModelConfig(ConfigModel):
     """One model that generates, and the engines it runs on."""
 
@@ -151,13 +164,13 @@ class InferenceModelConfig(ConfigModel):
     """Serve adapters on this auxiliary model; the rollout model follows `model.lora_configs`."""
 
     enable_runtime_lora_updating: bool = False
-    """Let API clients load and unload adapters."""
+    """Let clients of the API load and unload adapters while the run goes on."""
 
-    lora_modules: list[dict[str, Any]] | None = None
-    """Adapters that the API offers from the start: `name`, `path`, `base_model_name`."""
+    lora_modules: list[LoRAModuleConfig] | None = None
+    """Adapters that the API offers from the start, beside the model itself."""
 
     lora_kwargs: dict[str, Any] = {}
-    """Adapter arguments handed to the engine as they are."""
+    """vLLM's settings for adapters, by its names (`max_loras`, `max_lora_rank` ...)."""
 
     rope_scaling: dict[str, Any] | None = None
     """RoPE scaling. Unset: `model.rope_scaling`."""

@@ -17,6 +17,7 @@ from trinity.common.config.root import Config
 from trinity.common.config.shape import ModelShape
 from trinity.common.config.training import PartSettings, training_settings
 from trinity.common.constants import EngineType, SyncMethod, TrainerStrategy
+from trinity.utils.processor import has_own_products
 
 _CPU_LOGITS = 26_000_000  # at a time
 _GPU_LOGITS = 2**31  # at a time, in two chunks
@@ -70,10 +71,10 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
         parts.append(Part("weights of the version before", shape.parameters * width, how))
     compiled = is_compiled(config, shards)
     tokens = micro_batch_tokens(config, settings.actor)
-    layer = tokens * _layer_bytes(config, shape, width, compiled)
+    layer = tokens * _layer_bytes(config, shape, width, shards, compiled)
     passing = Passing(
         *(tokens, layer),
-        _activations(config, shape, settings.actor, width, compiled),
+        _activations(config, shape, settings.actor, width, shards, compiled),
         _logits(config, shape, tokens, width),
     )
     if config.cluster.gpu_per_node:
@@ -170,10 +171,15 @@ def is_compiled(config: Config, shards: int) -> bool:
 
 
 def _activations(
-    config: Config, shape: ModelShape, settings: PartSettings, width: int, compiled: bool
+    config: Config,
+    shape: ModelShape,
+    settings: PartSettings,
+    width: int,
+    shards: int,
+    compiled: bool,
 ) -> Part:
     tokens = micro_batch_tokens(config, settings)
-    layer = _layer_bytes(config, shape, width, compiled)
+    layer = _layer_bytes(config, shape, width, shards, compiled)
     if settings.gradient_checkpointing:
         kept = shape.layers * shape.hidden * width + layer
         how = f"{tokens:,} tokens, one layer at a time"
@@ -183,10 +189,13 @@ def _activations(
     return Part("activations", tokens * (kept + 2 * shape.hidden * width), how)
 
 
-def _layer_bytes(config: Config, shape: ModelShape, width: int, compiled: bool) -> int:
+def _layer_bytes(config: Config, shape: ModelShape, width: int, shards: int, compiled: bool) -> int:
     """What one layer keeps of one token for the backward pass."""
     if config.cluster.gpu_per_node:
         return layer_activation_bytes(shape, width, compiled)
+    is_whole = shards == 1 and not config.model.lora_configs
+    if width == 2 and is_whole and shape.is_joinable and has_own_products():
+        return joined_layer_bytes(shape)
     return lean_layer_bytes(shape, width)
 
 
@@ -211,10 +220,19 @@ def lean_layer_bytes(shape: ModelShape, width: int) -> int:
     """The same for a layer on a CPU, whose norms and MLP have a backward pass of their own.
 
     What goes into the norms and comes out of them, queries, keys, values, the attention's output,
-    and both inner tensors of the MLP. (Where a layer is one compiled call, what comes out of norms
-    is not kept: a sixth less for SmolLM2.)
+    and both inner tensors of the MLP. Where heads are normalised, what goes into that too.
     """
-    return 2 * width * (2 * shape.hidden + shape.query + shape.kv + shape.mlp)
+    normed = shape.query + shape.kv if shape.norms_heads else 0
+    return width * (2 * (2 * shape.hidden + shape.query + shape.kv + shape.mlp) + normed)
+
+
+def joined_layer_bytes(shape: ModelShape) -> int:
+    """The same in bfloat16 where forward and backward pass of a layer are one compiled call each.
+
+    What norms give is computed again, but for heads.
+    """
+    normed = shape.query + shape.kv if shape.norms_heads else 0
+    return 2 * (2 * (shape.hidden + shape.query + shape.kv + shape.mlp) + normed)
 
 
 def engine_memory(

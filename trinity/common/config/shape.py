@@ -24,6 +24,8 @@ _USUAL = (
 """Up to how many parameters: layers, hidden size, MLP size and vocabulary, as is usual."""
 _NORMING_HEADS = ("qwen3", "gemma3", "gemma4", "olmo2", "olmo3", "olmoe", "exaone4", "apertus")
 """What the types of models begin with that normalise queries and keys; configs do not say it."""
+_JOINABLE = ("llama", "mistral", "qwen2", "qwen3")
+"""Types of models whose layers `trinity.trainer.backends.torch.layers` joins."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class ModelShape:
         is_guess: Whether only the name told the size.
         norms_heads: Whether queries and keys are normalised, head by head (Qwen3, Gemma 3).
         is_tied: Whether the output layer has the embedding's weight.
+        is_joinable: Whether a layer is built as Llama's, so that a CPU may compute it in one call.
     """
 
     parameters: int
@@ -53,6 +56,7 @@ class ModelShape:
     is_guess: bool = False
     norms_heads: bool = False
     is_tied: bool = True
+    is_joinable: bool = True
 
     def forward_flops(self, lengths: Sequence[int], num_logits: int) -> float:
         """FLOPs of a forward pass over sequences of ``lengths`` tokens, each computed alone.
@@ -90,11 +94,12 @@ def shape_of(config: dict[str, Any]) -> ModelShape | None:
     layer = attention + 3 * hidden * mlp * experts + 2 * hidden
     is_tied = bool(config.get("tie_word_embeddings", False))
     parameters = layers * layer + vocabulary * hidden * (1 if is_tied else 2) + hidden
-    norms_heads = str(config.get("model_type", "")).startswith(_NORMING_HEADS)
+    kind = str(config.get("model_type", ""))
     return ModelShape(
         *(parameters, layers, hidden, mlp * active, kv, query, vocabulary),
-        norms_heads=norms_heads,
+        norms_heads=kind.startswith(_NORMING_HEADS),
         is_tied=is_tied,
+        is_joinable=kind in _JOINABLE,
     )
 
 

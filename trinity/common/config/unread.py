@@ -12,9 +12,6 @@ from trinity.common.config.root import Config
 from trinity.common.errors import Problem
 
 UNREAD: dict[str, tuple[object, str]] = {
-    "explorer.*.enable_runtime_lora_updating": (False, "Engines serve the trained adapter alone."),
-    "explorer.*.lora_modules*": (None, "Engines serve the trained adapter alone."),
-    "explorer.*.lora_kwargs*": ({}, "`extra_engine_args` is handed to vLLM as it is."),
     "explorer.*.nnodes": (1, "An engine stays on one machine."),
     "explorer.*.weight_sync_buffer_size": (1024, "Buckets have a fixed size."),
     "explorer.max_inflight_batches": (2, "One batch is under way at a time."),

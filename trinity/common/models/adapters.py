@@ -22,6 +22,29 @@ if TYPE_CHECKING:
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
 _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.", ".lora_B."
+_KEPT = (
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "exclude_modules",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+    "layers_pattern",
+)
+"""PEFT's settings that say where an update is, how wide and how it is scaled."""
+
+_PLAIN = {
+    "bias": "none",
+    "lora_bias": False,
+    "modules_to_save": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "use_dora": False,
+}
+"""Those by which an adapter is more than its updates -> the value with which it is not."""
+
 Named = Iterable[tuple[str, Tensor]]
 
 
@@ -89,11 +112,17 @@ def target_trouble(model: "PreTrainedModel", targets: str | tuple[str, ...]) -> 
     missing = [target for target in asked if not any(matches(target, name) for name in inner)]
     if not missing:
         return None
-    known = sorted({name.rpartition(".")[2] for name in inner})
     return (
         f"target_modules has {missing[0]!r}, which is none of the model's {len(inner)} linear "
-        f"modules. Their names end in {', '.join(known)}."
+        f"modules. Their names end in {', '.join(sorted(linear_names(model)))}."
     )
+
+
+def linear_names(model: "PreTrainedModel") -> set[str]:
+    """What the names of a model's linear modules end in, without the output layer."""
+    output = model.get_output_embeddings()
+    linear = ((name, module) for name, module in model.named_modules() if _is_linear(module))
+    return {name.rpartition(".")[2] for name, module in linear if module is not output}
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -131,6 +160,17 @@ def adapter_on_empty_model(
     add_adapter_inplace(model, settings)
     weights = {name: parameter.data for name, parameter in adapter_parameters(model).items()}
     return AdapterFolder(weights, _config_on(model))
+
+
+def rank_in(folder: Path) -> int:
+    """Rank of the widest update of the adapter in ``folder``.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is more than a pair of matrices for each module.
+    """
+    found = _read_config(folder)
+    return max([int(found["r"]), *map(int, found.get("rank_pattern", {}).values())])
 
 
 def read_adapter(folder: Path, adapter: str) -> Iterator[tuple[str, Tensor]]:
@@ -242,8 +282,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is no adapter: it has no {CONFIG}.")
     found = json.loads(path.read_text())
-    names = ("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora")
-    return {name: found[name] for name in names if found.get(name) is not None}
+    if found.get("peft_type", "LORA") != "LORA":
+        raise ValueError(f"The adapter in {folder} is of the kind {found['peft_type']}, not LORA.")
+    for name, harmless in _PLAIN.items():
+        if found.get(name) and found[name] != harmless:
+            raise ValueError(
+                f"The adapter in {folder} was made with {name}: {found[name]}, and only the two "
+                "matrices of each update are read here."
+            )
+    return {name: found[name] for name in _KEPT if found.get(name) is not None}
 
 
 def _load_inplace(parameters: Mapping[str, nn.Parameter], folder: Path, adapter: str) -> None:

@@ -95,6 +95,21 @@ class WeightTicket:
     adapter: str | None = None
 
 
+@dataclass(frozen=True)
+class NamedAdapter:
+    """A low-rank adapter that requests may name. It is not trained.
+
+    Args:
+        name: What requests call it.
+        path: Folder with PEFT's two files.
+        base_model_name: Model that it was made for, as the API shows it; "": the one below it.
+    """
+
+    name: str
+    path: str
+    base_model_name: str = ""
+
+
 class InferenceEngine(Protocol):
     """Samples tokens from a model. Takes token ids, gives token ids; knows no text templates.
 
@@ -108,7 +123,11 @@ class InferenceEngine(Protocol):
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None
     ) -> list[Completion]:
-        """``params.n`` samples of one prompt, in order of their index."""
+        """``params.n`` samples of one prompt, in order of their index.
+
+        Args:
+            adapter: Name of one that the engine has; None: the weights that updates bring.
+        """
         ...
 
     async def partial(self, request_id: str) -> list[list[int]]:
@@ -151,6 +170,26 @@ class SleepingEngine(InferenceEngine, Protocol):
 
     async def wake(self) -> None:
         """Sample again, with the weights that were there before."""
+        ...
+
+
+class AdapterEngine(InferenceEngine, Protocol):
+    """An engine that has adapters beside the weights that updates bring."""
+
+    async def adapters(self) -> list[NamedAdapter]:
+        """Those that requests may name now, in the order in which they came."""
+        ...
+
+    async def load_adapter(self, adapter: NamedAdapter) -> None:
+        """Have one more.
+
+        Raises:
+            ValueError: The name is taken, or the files are missing or don't fit the model.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have it no longer; `LookupError` if there is none of that name."""
         ...
 
 

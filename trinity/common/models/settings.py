@@ -28,6 +28,8 @@ class ModelSettings:
         gives_tokens: False for a model behind an outside service: its experiences hold texts,
             and one masked token each.
         adapter: Name of the low-rank adapter that every request goes through; None: there is none.
+        has_named_adapters: Whether requests of the API may name an adapter of the engines.
+        loads_adapters: Whether the API lets clients load and unload adapters.
         enable_multimodal: Messages may have images (`trinity.common.models.vision`).
         trust_remote_code: Run tokenizer code that comes with the model folder.
     """
@@ -54,6 +56,8 @@ class ModelSettings:
     gives_tokens: bool = True
     enable_multimodal: bool = False
     adapter: str | None = None
+    has_named_adapters: bool = False
+    loads_adapters: bool = False
     trust_remote_code: bool = False
 
     @property

@@ -30,13 +30,14 @@ async def sampled(
     params: SamplingParams,
     listener: Listener | None,
     images: "Tensor | None" = None,
+    adapter: str | None = None,
 ) -> list[Completion]:
     """``engine.sample``, with ``listener`` told of its tokens as they come."""
     if listener is None:
-        return await _sample(engine, prompt_ids, params, images)
+        return await _sample(engine, prompt_ids, params, images, adapter)
     name = uuid4().hex
     asked = replace(params, request_id=name)
-    request = asyncio.ensure_future(_sample(engine, prompt_ids, asked, images))
+    request = asyncio.ensure_future(_sample(engine, prompt_ids, asked, images, adapter))
     try:
         while not request.done():
             await asyncio.wait({request}, timeout=_POLL_S)
@@ -55,9 +56,12 @@ async def _sample(
     prompt_ids: Sequence[int],
     params: SamplingParams,
     images: "Tensor | None",
+    adapter: str | None,
 ) -> list[Completion]:
     if images is None:
-        return await engine.sample(prompt_ids, params)
+        return await engine.sample(prompt_ids, params, adapter)
+    if adapter is not None:
+        raise ValueError(f"The adapter {adapter!r} reads texts only: leave the images out.")
     return await cast(VisionEngine, engine).sample_with_images(prompt_ids, images, params)
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from trinity.common.experience import Experience
 from trinity.common.models.chat import ChatFormat
+from trinity.common.models.engines import EngineGroup
 from trinity.common.models.masking import mask_messages
 from trinity.common.models.messages import Messages, Tools, content_text
-from trinity.common.models.protocol import Completion, InferenceEngine, TextEngine
+from trinity.common.models.protocol import (
+    Completion,
+    InferenceEngine,
+    NamedAdapter,
+    TextEngine,
+)
 from trinity.common.models.replies import (
     MASKED_TEXT,
     ChatReply,
@@ -35,11 +41,6 @@ from trinity.utils.threads import run_sync
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-
-T = TypeVar("T")
-
-_RESTART_WAIT_S = 300.0
-_RESTART_POLL_S = 0.25
 
 TemplateArgs = Mapping[str, Any] | None
 
@@ -65,8 +66,7 @@ class ModelWrapper:
         *,
         seed: int = 0,
     ) -> None:
-        self._engines = list(engines) if isinstance(engines, Sequence) else [engines]
-        self._load = [0] * len(self._engines)
+        self._group = EngineGroup(engines)
         self._settings = settings
         self._chat = ChatFormat(settings, tokenizer)
         self._seed = seed
@@ -74,19 +74,33 @@ class ModelWrapper:
         self._state: dict[str, Any] = {}
         self._history: list[Experience] = []
         self._transcript = Transcript(self._chat)
+        self._adapter: str | None = None
+        self._through: dict[str, ModelWrapper] = {}
 
     def clone_with_isolated_history(self) -> ModelWrapper:
         """The same model for another run: engines and tokenizer shared, state and history new."""
-        clone = ModelWrapper(self._engines, self._settings, seed=self._seed)
+        clone = ModelWrapper([], self._settings, seed=self._seed)
+        clone._group, clone._adapter = self._group, self._adapter
         clone._chat = self._chat
         clone._transcript = Transcript(self._chat)
-        clone._load = self._load
         return clone
+
+    def with_adapter(self, name: str) -> ModelWrapper:
+        """The same model and run through the adapter ``name`` of its engines.
+
+        It is not what is trained: nothing that it replies is recorded.
+        """
+        if name not in self._through:
+            model = self.clone_with_isolated_history()
+            model._adapter = name
+            model._settings = replace(self._settings, name=name, adapter=name, enable_history=False)
+            self._through[name] = model
+        return self._through[name]
 
     def begin_run(self, seed: int) -> None:
         """Start a run: call i of it samples with a seed made of (``seed``, i) alone."""
         self._seed, self._num_calls = seed, 0
-        self._state, self._history = {}, []
+        self._state, self._history, self._through = {}, [], {}
         self._transcript = Transcript(self._chat)
 
     @property
@@ -278,11 +292,11 @@ class ModelWrapper:
     @property
     def model_version_async(self) -> Coroutine[Any, Any, int]:
         """Await it: version of the weights that sample now (the oldest among the engines)."""
-        return self._version()
+        return self._group.version()
 
     @property
     def model_version(self) -> int:
-        return run_sync(self._version())
+        return run_sync(self._group.version())
 
     @property
     def token_counts(self) -> dict[str, int]:
@@ -300,7 +314,7 @@ class ModelWrapper:
 
     def get_current_load(self) -> int:
         """Requests of this process that are under way."""
-        return sum(self._load)
+        return self._group.load
 
     # State of the run
 
@@ -388,12 +402,19 @@ class ModelWrapper:
 
     async def engine_health(self) -> dict[str, float]:
         """Figures of all engines: sums, but the least version."""
-        healths = await asyncio.gather(*[engine.health() for engine in self._engines])
-        names = {name for health in healths for name in health}
-        total = {name: sum(health.get(name, 0.0) for health in healths) for name in sorted(names)}
-        if "version" in total:
-            total["version"] = min(health["version"] for health in healths if "version" in health)
-        return total
+        return await self._group.health()
+
+    async def adapters(self) -> list[NamedAdapter]:
+        """Adapters that requests may name beside the model itself."""
+        return await self._group.adapters() if self._settings.has_named_adapters else []
+
+    async def load_adapter(self, adapter: NamedAdapter) -> None:
+        """Have the engines serve one more; `ValueError` if they can't."""
+        await self._group.load_adapter(adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have the engines serve it no longer; `LookupError` if there is none of that name."""
+        await self._group.unload_adapter(name)
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -420,8 +441,8 @@ class ModelWrapper:
             return [
                 (masked_experience(self._chat, prompt_ids, limit), None) for _ in range(params.n)
             ]
-        completions = await self._on_engine(
-            lambda engine: sampled(engine, prompt_ids, params, listener, pixels)
+        completions = await self._group.ask(
+            lambda engine: sampled(engine, prompt_ids, params, listener, pixels, self._adapter)
         )
         experiences = [
             experience_of(self._chat, prompt_ids, prompt_text, completion, params)
@@ -438,7 +459,7 @@ class ModelWrapper:
     ) -> list[ChatReply]:
         """Replies of an engine that gives texts and no tokens."""
         params = sampling_params(self._settings, 0, sampling, seed)
-        replies = await self._on_engine(
+        replies = await self._group.ask(
             lambda engine: cast(TextEngine, engine).chat(messages, tools, params)
         )
         prompt_text = "\n".join(
@@ -498,7 +519,7 @@ class ModelWrapper:
         ids, mask, _ = mask_messages(self._chat, messages, tools)
         longest = self._settings.max_model_len
         scored = ids if longest is None else ids[: longest - 1]
-        version = await self._version()
+        version = await self._group.version()
         found = [0.0, *await self._token_logprobs(scored, temperature)]
         logprobs = [value if is_on else 0.0 for value, is_on in zip(found, mask, strict=False)]
         logprobs += [0.0] * (len(ids) - len(logprobs))
@@ -506,7 +527,7 @@ class ModelWrapper:
 
     async def _token_logprobs(self, ids: list[int], temperature: float | None) -> list[float]:
         heat = self._settings.temperature if temperature is None else temperature
-        return await self._on_engine(lambda engine: engine.logprobs(ids, heat))
+        return await self._group.ask(lambda engine: engine.logprobs(ids, heat, self._adapter))
 
     def _pixels(self, messages: Messages, prompt_ids: Sequence[int]) -> Tensor | None:
         vision = self._chat.vision
@@ -518,34 +539,6 @@ class ModelWrapper:
 
     def _next_call_id(self, place: int) -> str:
         return f"call_{request_seed(self._seed, self._num_calls):012x}_{place}"
-
-    async def _version(self) -> int:
-        return min(await asyncio.gather(*[engine.version() for engine in self._engines]))
-
-    async def _on_engine(self, request: Callable[[InferenceEngine], Awaitable[T]]) -> T:
-        """What ``request`` gives on an engine; one that is started again is waited for."""
-        deadline = time.monotonic() + _RESTART_WAIT_S
-        while True:
-            try:
-                return await self._on_living_engine(request)
-            except ConnectionError as error:
-                if not getattr(error, "comes_back", False) or time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(_RESTART_POLL_S)
-
-    async def _on_living_engine(self, request: Callable[[InferenceEngine], Awaitable[T]]) -> T:
-        """What ``request`` gives on the least loaded engine, or on the next one that lives."""
-        order = sorted(range(len(self._engines)), key=lambda place: self._load[place])
-        for attempt, place in enumerate(order, start=1):
-            self._load[place] += 1
-            try:
-                return await request(self._engines[place])
-            except ConnectionError:
-                if attempt == len(order):
-                    raise
-            finally:
-                self._load[place] -= 1
-        raise ValueError("This model has no engines.")
 
 
 def _media(pixels: Tensor | None) -> dict[str, Tensor] | None:

@@ -48,6 +48,11 @@ class Limits:
     max_kept_bytes: int
     num_threads: int = 1
 
+    def share(self, share: float) -> "Limits":
+        """With that part of the memory."""
+        kv, kept = int(self.max_kv_bytes * share), int(self.max_kept_bytes * share)
+        return replace(self, max_kv_bytes=kv, max_kept_bytes=kept)
+
 
 @dataclass(frozen=True)
 class _Load:

@@ -11,27 +11,24 @@ from concurrent.futures import Future, InvalidStateError
 from functools import cached_property
 from typing import TypeVar
 
-import psutil
-import torch
 from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from trinity.common.models.adapters import add_adapter_inplace
-from trinity.common.models.allocator import use_tight_memory
-from trinity.common.models.lean import make_lean_inplace
 from trinity.common.models.loading import (
-    cast_parameters,
-    end_of_sequence_ids,
-    load_causal_lm,
     load_tokenizer,
 )
-from trinity.common.models.protocol import Completion, SamplingParams, WeightTicket
-from trinity.engine.torch.attention import IMPLEMENTATION
-from trinity.engine.torch.batcher import Batcher, Limits
+from trinity.common.models.protocol import (
+    Completion,
+    NamedAdapter,
+    SamplingParams,
+    WeightTicket,
+)
+from trinity.engine.torch.batcher import Batcher
 from trinity.engine.torch.jobs import Job, SampleJob, ScoreJob
-from trinity.engine.torch.packed_linear import pack_linears_inplace
+from trinity.engine.torch.named import NamedAdapters
 from trinity.engine.torch.sampler import stream_key
 from trinity.engine.torch.settings import TorchEngineSettings
+from trinity.engine.torch.starting import start
 from trinity.engine.torch.stopping import StopTexts
 from trinity.engine.torch.weights import load_weights_inplace
 from trinity.synchronizer.channel import open_weights
@@ -40,9 +37,7 @@ from trinity.utils.memory import release_free_memory
 
 T = TypeVar("T")
 
-_KV_SHARE = 0.4  # of the memory that is free once the model is loaded
 _IDLE_S = 0.5  # without work: then free memory goes to who works, such as a trainer
-_KEPT_SHARE = 0.25  # of that, for prompts that may be used again
 
 
 class TorchEngine:
@@ -61,6 +56,7 @@ class TorchEngine:
         self._thread: threading.Thread | None = None
         self._loaded: Future[None] = Future()
         self._batcher: Batcher | None = None
+        self._adapters: NamedAdapters | None = None
         self._max_model_len = 0
         self._eos_ids: tuple[int, ...] = ()
         self._is_paused = False
@@ -87,8 +83,7 @@ class TorchEngine:
         Raises:
             ValueError: The prompt is empty or leaves no room for a new token.
         """
-        self._refuse_other_adapter(adapter)
-        return await self._sample(prompt_ids, params)
+        return await self._sample(prompt_ids, params, adapter=self._known(adapter))
 
     async def sample_with_images(
         self, prompt_ids: Sequence[int], images: Tensor, params: SamplingParams
@@ -97,7 +92,11 @@ class TorchEngine:
         return await self._sample(prompt_ids, params, images)
 
     async def _sample(
-        self, prompt_ids: Sequence[int], params: SamplingParams, images: Tensor | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        images: Tensor | None = None,
+        adapter: str | None = None,
     ) -> list[Completion]:
         self._require_sound()
         room = self._max_model_len - len(prompt_ids)
@@ -118,23 +117,23 @@ class TorchEngine:
             is_usual=not (params.stop or params.stop_token_ids or params.ignore_eos),
             has_stop_text=StopTexts(self._tokenizer, params.stop) if params.stop else None,
         )
-        job.images = images
+        job.images, job.adapter = images, adapter
         with self._named(params.request_id, job):
             await self._finished(job)
         return [completion for completion in job.completions if completion is not None]
 
     async def partial(self, request_id: str) -> list[list[int]]:
         """New tokens so far of each sample of a running request; [] if none are known."""
-        job, batcher = self._by_name.get(request_id), self._ready_batcher
+        job = self._by_name.get(request_id)
         if job is None:
             return []
-        return await self._answer(lambda: batcher.tokens_so_far(job))
+        return await self._answer(lambda: self._batcher_of(job).tokens_so_far(job))
 
     async def logprobs(
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
     ) -> list[float]:
         """Log-probability of each token given those before it: ``len(token_ids) - 1`` values."""
-        self._refuse_other_adapter(adapter)
+        named = self._known(adapter)
         self._require_sound()
         if len(token_ids) < 2:
             return []
@@ -143,6 +142,7 @@ class TorchEngine:
                 f"{len(token_ids)} tokens are more than max_model_len = {self._max_model_len}."
             )
         job = ScoreJob(token_ids, temperature, _ignore)
+        job.adapter = named
         await self._finished(job)
         return job.logprobs
 
@@ -156,10 +156,35 @@ class TorchEngine:
             RuntimeError: The digest is not the ticket's. The engine samples no more.
             ValueError: Names, shapes or dtypes don't fit. The engine samples no more.
         """
-        self._refuse_other_adapter(ticket.adapter)
+        if self._known(ticket.adapter) is not None:
+            raise ValueError(f"The adapter {ticket.adapter!r} is not trained: no weights for it.")
         done: Future[str] = Future()
         self._put(lambda: self._updates.append((ticket, done)))
         return await asyncio.wrap_future(done)
+
+    async def adapters(self) -> list[NamedAdapter]:
+        """Those that requests may name now, in the order in which they came."""
+        return self._adapters.adapters if self._adapters is not None else []
+
+    async def load_adapter(self, adapter: NamedAdapter) -> None:
+        """Have one more; requests that run go on once it is there.
+
+        Raises:
+            ValueError: The name is taken, there are too many, or the files don't fit the model.
+        """
+        named, own = self._adapters, self._settings.adapter
+        if named is None:
+            raise ValueError("The engine was not started for adapters that requests name.")
+        if own is not None and own.name == adapter.name:
+            raise ValueError(f"The name {own.name!r} is taken by the adapter that is trained.")
+        await self._answer(lambda: named.load(adapter, self._ready_batcher.version))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have it no longer: what runs on it fails. `LookupError` if there is none."""
+        named = self._adapters
+        if named is None:
+            raise LookupError(f"The engine has no adapter {name!r}.")
+        await self._answer(lambda: named.unload(name))
 
     async def pause(self) -> None:
         """Finish no further step until `resume`; requests wait."""
@@ -181,15 +206,15 @@ class TorchEngine:
 
     async def health(self) -> dict[str, float]:
         """Figures for the log."""
-        batcher = self._ready_batcher
+        batchers = self._batchers
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return {
-            "running": len(batcher.rows) + len(batcher.prefilling),
-            "waiting": len(batcher.waiting) + len(batcher.ready),
-            "tokens": batcher.num_tokens,
-            "steps": batcher.num_steps,
-            "version": batcher.version,
-            "kv_cache_mb": batcher.kv_bytes / 2**20,
+            "running": sum(len(b.rows) + len(b.prefilling) for b in batchers),
+            "waiting": sum(len(b.waiting) + len(b.ready) for b in batchers),
+            "tokens": sum(b.num_tokens for b in batchers),
+            "steps": sum(b.num_steps for b in batchers),
+            "version": batchers[0].version,
+            "kv_cache_mb": sum(b.kv_bytes for b in batchers) / 2**20,
             "peak_memory_mb": peak,
         }
 
@@ -227,14 +252,40 @@ class TorchEngine:
         self._require_running()
         return self._batcher
 
+    @property
+    def _batchers(self) -> list[Batcher]:
+        """That of the model itself, and those of the adapters beside it."""
+        others = {} if self._adapters is None else self._adapters.batchers
+        return [self._ready_batcher, *others.values()]
+
+    def _batcher_of(self, job: Job) -> Batcher:
+        """Asked by the worker. `ValueError` if the adapter has gone meanwhile."""
+        if job.adapter is None:
+            return self._ready_batcher
+        found = None if self._adapters is None else self._adapters.batchers.get(job.adapter)
+        if found is None:
+            raise ValueError(f"The torch engine has no adapter {job.adapter!r}.")
+        return found
+
+    def _submit(self, job: Job) -> None:
+        try:
+            self._batcher_of(job).submit(job)
+        except ValueError as error:
+            job.error = error
+            job.on_done(job)
+
     def _require_running(self) -> None:
         if self._ended:
             raise ConnectionError(self._ended)
 
-    def _refuse_other_adapter(self, adapter: str | None) -> None:
+    def _known(self, adapter: str | None) -> str | None:
+        """The adapter if it is one beside the model; None for what updates bring."""
         own = self._settings.adapter
-        if adapter is not None and (own is None or own.name != adapter):
+        if adapter is None or (own is not None and own.name == adapter):
+            return None
+        if self._adapters is None or adapter not in self._adapters.batchers:
             raise ValueError(f"The torch engine has no adapter {adapter!r}.")
+        return adapter
 
     def _require_sound(self) -> None:
         """Raise unless the engine is ready and its weights are whole."""
@@ -262,7 +313,6 @@ class TorchEngine:
         return await asyncio.wrap_future(answer)
 
     async def _finished(self, job: Job) -> None:
-        batcher = self._ready_batcher
         done: Future[None] = Future()
 
         def on_done(job: Job) -> None:
@@ -276,7 +326,7 @@ class TorchEngine:
             job.is_cancelled = True
 
         job.on_done = on_done
-        self._put(lambda: batcher.submit(job))
+        self._put(lambda: self._submit(job))
         try:
             await asyncio.wrap_future(done)
         except asyncio.CancelledError:
@@ -297,19 +347,21 @@ class TorchEngine:
 
     def _run(self) -> None:
         try:
-            self._batcher = self._load()
+            started = start(self._settings, self._log)
         except BaseException as error:  # whatever it is, the caller of prepare() gets it
             self._loaded.set_exception(error)
             return
+        self._batcher, self._adapters = started.batcher, started.named
+        self._max_model_len, self._eos_ids = started.max_model_len, started.eos_ids
         self._loaded.set_result(None)
         try:
             while not self._is_closing:
                 self._work()
         except Exception as error:  # the boundary of the worker: all that wait get the error
             self._log.exception("The engine's worker failed.")
-            self._end(self._batcher, f"The engine has failed: {error!r}")
+            self._end(f"The engine has failed: {error!r}")
         else:
-            self._end(self._batcher, "The engine was closed.")
+            self._end("The engine was closed.")
 
     def _work(self) -> None:
         for action in self._take_inbox():
@@ -319,75 +371,34 @@ class TorchEngine:
         if self._is_stepping:
             self._step()
 
-    def _end(self, batcher: Batcher, why: str) -> None:
+    def _end(self, why: str) -> None:
         """Fail what is left. Nothing can be put into the inbox any more."""
+        batchers = self._batchers
         with self._wake:
             self._ended = why
         for action in self._inbox:
             action()
         closed = ConnectionError(why)
-        batcher.fail_all(closed)
+        for batcher in batchers:
+            batcher.fail_all(closed)
         for _, done in self._updates:
             if done.set_running_or_notify_cancel():
                 done.set_exception(closed)
 
-    def _load(self) -> Batcher:
-        settings = self._settings
-        if settings.num_threads is not None:
-            torch.set_num_threads(settings.num_threads)
-        if settings.device == "cpu":
-            use_tight_memory()
-        model, is_random = load_causal_lm(
-            settings.model_path,
-            settings.dtype,
-            settings.init_seed,
-            device=settings.device,
-            attn_implementation=IMPLEMENTATION,
-            trust_remote_code=settings.trust_remote_code,
-            config_overrides=settings.config_overrides,
-        )
-        if settings.adapter is not None:
-            dtype = next(model.parameters()).dtype
-            add_adapter_inplace(model, settings.adapter)
-            cast_parameters(model, dtype)
-        if settings.device == "cpu":
-            make_lean_inplace(model)
-        if settings.adapter is None:
-            pack_linears_inplace(model, model.get_output_embeddings())
-        if is_random:
-            self._log.warning(
-                "%s holds no weights: initialised at random with seed %d.",
-                settings.model_path,
-                settings.init_seed,
-            )
-        allowed = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._max_model_len = settings.max_model_len or allowed or 4096
-        self._eos_ids = end_of_sequence_ids(settings.model_path)
-        kv_bytes = settings.kv_cache_bytes or int(_free_memory(settings.device) * _KV_SHARE)
-        limits = Limits(
-            max_batch_tokens=settings.max_batch_tokens,
-            max_running=settings.max_running,
-            max_kv_bytes=kv_bytes,
-            max_kept_bytes=int(kv_bytes * _KEPT_SHARE) if settings.enable_prefix_caching else 0,
-            num_threads=torch.get_num_threads(),
-        )
-        batcher = Batcher(model, limits, self._eos_ids)
-        batcher.version = settings.version
-        batcher.probe()
-        return batcher
-
     @property
     def _is_stepping(self) -> bool:
-        batcher = self._ready_batcher
         if self._is_paused or self._is_closing:
             return False
-        return batcher.has_running if self._updates else batcher.has_work
+        if self._updates:
+            return any(batcher.has_running for batcher in self._batchers)
+        return any(batcher.has_work for batcher in self._batchers)
 
     @property
     def _is_draining(self) -> bool:
         """Whether an update waits for running requests to finish."""
-        mode, is_running = self._settings.update_mode, self._ready_batcher.has_running
-        return bool(self._updates) and mode == "pause" and is_running and not self._is_paused
+        if not self._updates or self._is_paused or self._settings.update_mode != "pause":
+            return False
+        return any(batcher.has_running for batcher in self._batchers)
 
     def _take_inbox(self) -> list[Callable[[], None]]:
         with self._wake:
@@ -403,41 +414,40 @@ class TorchEngine:
         return bool(self._inbox or self._is_stepping or self._updates)
 
     def _step(self) -> None:
-        batcher = self._ready_batcher
-        try:
-            batcher.step(may_admit=not self._updates)
-        except Exception as error:  # the boundary of a step: its requests get the error
-            self._log.exception("A step of the engine failed.")
-            batcher.fail_all(error)
+        for batcher in self._batchers:
+            if not batcher.has_work:
+                continue
+            try:
+                batcher.step(may_admit=not self._updates)
+            except Exception as error:  # the boundary of a step: its requests get the error
+                self._log.exception("A step of the engine failed.")
+                batcher.fail_all(error)
 
     def _update(self, ticket: WeightTicket, done: "Future[str]") -> None:
         if not done.set_running_or_notify_cancel():  # nobody waits for it any more
             return
-        batcher = self._ready_batcher
+        batchers = self._batchers
         try:
             if self._settings.update_mode == "abort":
-                batcher.restart_running()
-            digest = load_weights_inplace(batcher.model, open_weights(ticket))
+                for batcher in batchers:
+                    batcher.restart_running()
+            digest = load_weights_inplace(batchers[0].model, open_weights(ticket))
             if ticket.digest and digest != ticket.digest:
                 raise RuntimeError(
                     f"After loading version {ticket.version} the engine's weights have digest "
                     f"{digest}, but the trainer sent {ticket.digest}."
                 )
-            batcher.version = ticket.version
-            batcher.forget_prompts()
+            for batcher in batchers:
+                batcher.version = ticket.version
+                batcher.forget_prompts()
         except Exception as error:  # the boundary of an update: its caller gets the error
             self._broken = error
             done.set_exception(error)
-            batcher.fail_all(RuntimeError(f"The weight update failed: {error}"))
+            for batcher in batchers:
+                batcher.fail_all(RuntimeError(f"The weight update failed: {error}"))
             return
         self._broken = None
         done.set_result(digest)
-
-
-def _free_memory(device: str) -> int:
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(torch.device(device))[0]
-    return int(psutil.virtual_memory().available)
 
 
 def _ignore(job: Job) -> None:

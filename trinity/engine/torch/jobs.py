@@ -22,6 +22,8 @@ class Job:
     def __init__(self, tokens: Sequence[int], on_done: Callable[["Job"], None]) -> None:
         self.tokens = np.asarray(tokens, dtype=np.int64)
         self.on_done = on_done
+        self.adapter: str | None = None
+        """Name of the adapter beside the model that computes them; None: the model itself."""
         self.error: BaseException | None = None
         self.is_cancelled = False
         self.slot: PromptSlot | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trinity.common.models.adapters import AdapterSettings
+from trinity.common.models.protocol import NamedAdapter
 
 UpdateMode = Literal["pause", "keep", "abort"]
 
@@ -33,6 +34,8 @@ class TorchEngineSettings:
         version: Version of the weights at ``model_path``.
         config_overrides: Fields of the model's config to replace (``rope_parameters`` ...).
         adapter: On the model from the start; weight updates are then its own. None: none.
+        named_adapters: Adapters that requests may name, beside it.
+        loads_adapters: Whether more may come while it runs.
     """
 
     model_path: str
@@ -51,3 +54,10 @@ class TorchEngineSettings:
     version: int = 0
     config_overrides: Mapping[str, object] = field(default_factory=dict)
     adapter: AdapterSettings | None = None
+    named_adapters: tuple[NamedAdapter, ...] = ()
+    loads_adapters: bool = False
+
+    @property
+    def has_named_adapters(self) -> bool:
+        """Whether requests may ever name an adapter."""
+        return bool(self.named_adapters) or self.loads_adapters

@@ -4,11 +4,9 @@ import tempfile
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from vllm.config import lora as vllm_lora
 from vllm.lora.request import LoRARequest
 
 from trinity.common.models.adapters import (
@@ -19,11 +17,12 @@ from trinity.common.models.adapters import (
 )
 from trinity.engine.vllm.shipping import Check
 
-_NUMBER = 1  # by which vLLM knows it
+NUMBER = 1
+"""By which vLLM knows it."""
 
 
 class ServedAdapter:
-    """The one adapter of an engine: every request goes through it.
+    """The adapter that weight updates are for: every request that names no other goes through it.
 
     Lifecycle: ``prepare`` -> ``write`` before each update -> ``cleanup``.
 
@@ -39,19 +38,10 @@ class ServedAdapter:
         self._model = (model_path, trust_remote_code)
         self._place: tempfile.TemporaryDirectory[str] | None = None
 
-    def engine_arguments(self, max_cpu_loras: int | None, fully_sharded: bool) -> dict[str, Any]:
-        """What vLLM is told at its start.
-
-        Raises:
-            ValueError: vLLM takes no adapter of that rank.
-        """
-        return {
-            "enable_lora": True,
-            "max_loras": 1,
-            "max_lora_rank": _room_for(int(str(self._blank.config["r"]))),
-            "max_cpu_loras": max_cpu_loras,
-            "fully_sharded_loras": fully_sharded,
-        }
+    @property
+    def rank(self) -> int:
+        """Of its update matrices."""
+        return int(str(self._blank.config["r"]))
 
     def prepare(self, dtype: torch.dtype) -> None:
         """Write what is sampled with first: the adapter to start from, or one of zeros."""
@@ -88,12 +78,12 @@ class ServedAdapter:
     @property
     def request(self) -> LoRARequest:
         """What a request is sent with."""
-        return LoRARequest(self.name, _NUMBER, str(self.folder))
+        return LoRARequest(self.name, NUMBER, str(self.folder))
 
     @property
     def update(self) -> LoRARequest:
         """What has the workers read the files anew."""
-        return LoRARequest(self.name, _NUMBER, str(self.folder), load_inplace=True)
+        return LoRARequest(self.name, NUMBER, str(self.folder), load_inplace=True)
 
     def cleanup(self) -> None:
         """Remove the files."""
@@ -104,15 +94,3 @@ class ServedAdapter:
     def _blank(self) -> AdapterFolder:
         """Names, shapes and PEFT's settings; the weights have no values."""
         return adapter_on_empty_model(self._settings, *self._model)
-
-
-def _room_for(rank: int) -> int:
-    """The least of vLLM's sizes that holds an adapter of ``rank``."""
-    sizes = sorted(get_args(vllm_lora.MaxLoRARanks))
-    for size in sizes:
-        if rank <= size:
-            return int(size)
-    raise ValueError(
-        f"model.lora_configs.0.lora_rank is {rank}, and vLLM serves adapters of at most "
-        f"{sizes[-1]}. Lower it, or set explorer.rollout_model.engine_type to torch."
-    )

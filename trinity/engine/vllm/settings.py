@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trinity.common.models.adapters import AdapterSettings
+from trinity.common.models.protocol import NamedAdapter
 
 UpdateMode = Literal["pause", "keep", "abort"]
 
@@ -34,8 +35,12 @@ class VLLMEngineSettings:
         sleeps: Be able to give the GPU's memory to the trainer in between.
         trust_remote_code: Run model code that comes with the model folder.
         version: Version of the weights at ``model_path``.
-        adapter: Every request goes through it; weight updates are then its own. None: none.
+        adapter: Every request that names no other goes through it; weight updates are then its
+            own. None: none.
+        named_adapters: Adapters that requests may name, beside it.
+        loads_adapters: Whether more may come while it runs.
         max_cpu_loras, fully_sharded_loras: As vLLM has them.
+        lora_kwargs: More of vLLM's settings for adapters; they win over these.
         config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
         extra_engine_args: More of vLLM's own engine arguments; they win.
     """
@@ -61,7 +66,15 @@ class VLLMEngineSettings:
     trust_remote_code: bool = False
     version: int = 0
     adapter: AdapterSettings | None = None
+    named_adapters: tuple[NamedAdapter, ...] = ()
+    loads_adapters: bool = False
     max_cpu_loras: int | None = None
     fully_sharded_loras: bool = False
+    lora_kwargs: Mapping[str, Any] = field(default_factory=dict)
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     extra_engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_named_adapters(self) -> bool:
+        """Whether requests may ever name an adapter."""
+        return bool(self.named_adapters) or self.loads_adapters

@@ -12,6 +12,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from trinity.common.experience import Experience
 from trinity.common.models.api import responses
+from trinity.common.models.api.adapters import add_adapter_routes, named_model
+from trinity.common.models.api.errors import ApiError
 from trinity.common.models.api.live import LiveTokens, StreamForm, events
 from trinity.common.models.api.requests import ChatRequest, CompletionRequest, SamplingRequest
 from trinity.common.models.protocol import Completion
@@ -26,14 +28,6 @@ FindModel = Callable[[str], "ModelWrapper | None"]
 OnChat = Callable[[str, list[Experience]], None]
 
 
-class ApiError(Exception):
-    """Becomes an answer with this status and OpenAI's form of an error."""
-
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
-        super().__init__(message)
-        self.status, self.kind = status, kind
-
-
 def create_app(
     find_model: FindModel, api_key: str | None, on_chat: OnChat | None = None
 ) -> FastAPI:
@@ -43,7 +37,8 @@ def create_app(
         find_model: From the first part of a path ("" if the path begins with ``/v1``) to the
             model behind it; None: there is none.
         api_key: What clients must send as bearer token; None: nothing.
-        on_chat: Is told the id of every chat reply and the experiences of its choices.
+        on_chat: Is told the id of every chat reply of the model itself, and the experiences of
+            its choices; not of what an adapter beside it replies, which is not to be trained on.
     """
     app = FastAPI(title="trinity", openapi_url=None)
     app.add_exception_handler(ApiError, _api_error)
@@ -71,11 +66,7 @@ def _add_routes(app: FastAPI, prefix: str, model_of: Any, on_chat: OnChat | None
     async def complete(request: CompletionRequest, model: Any = model_of) -> Response:
         return await _complete(request, model)
 
-    @app.get(f"{prefix}/v1/models", response_model=None)
-    async def models(model: Any = model_of) -> Response:
-        card = {"id": model.model_name, "object": "model", "created": 0, "owned_by": "trinity"}
-        card["max_model_len"] = model.model_config.max_model_len
-        return JSONResponse({"object": "list", "data": [card]})
+    add_adapter_routes(app, prefix, model_of)
 
     @app.get(f"{prefix}/health", response_model=None)
     async def health(model: Any = model_of) -> Response:
@@ -86,8 +77,8 @@ def _add_routes(app: FastAPI, prefix: str, model_of: Any, on_chat: OnChat | None
         return PlainTextResponse(_prometheus(await model.engine_health()))
 
 
-async def _chat(request: ChatRequest, model: "ModelWrapper", on_chat: OnChat | None) -> Response:
-    _check_name(request, model)
+async def _chat(request: ChatRequest, whole: "ModelWrapper", on_chat: OnChat | None) -> Response:
+    model = await named_model(request.model, whole)
     head = responses.stream_head("chatcmpl", model.model_name)
     tools = None if request.tool_choice == "none" else request.tools
     live = LiveTokens() if request.stream else None
@@ -101,16 +92,16 @@ async def _chat(request: ChatRequest, model: "ModelWrapper", on_chat: OnChat | N
     )
 
     def answer(replies: list[ChatReply]) -> responses.Json:
-        if on_chat is not None:
+        if on_chat is not None and model is whole:
             on_chat(head["id"], [reply.experience for reply in replies])
-        whole = responses.chat_completion(
+        told = responses.chat_completion(
             replies,
             model.chat_format,
             model.model_name,
             with_logprobs=request.logprobs,
             with_token_ids=request.return_token_ids,
         )
-        return whole | {"id": head["id"]}
+        return told | {"id": head["id"]}
 
     if live is None:
         return JSONResponse(answer(await _or_refusal(job)))
@@ -125,8 +116,8 @@ async def _chat(request: ChatRequest, model: "ModelWrapper", on_chat: OnChat | N
     return await _stream(request, model, live, job, answer, shown, form)
 
 
-async def _complete(request: CompletionRequest, model: "ModelWrapper") -> Response:
-    _check_name(request, model)
+async def _complete(request: CompletionRequest, whole: "ModelWrapper") -> Response:
+    model = await named_model(request.model, whole)
     live = LiveTokens() if request.stream else None
 
     async def outcome() -> list[tuple[Experience, Completion]]:
@@ -193,13 +184,6 @@ def check_key(request: Request, api_key: str | None) -> None:
     given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
     if api_key is not None and not compare_digest(given.encode(), api_key.encode()):
         raise ApiError(401, "The API key is missing or wrong.", "authentication_error")
-
-
-def _check_name(request: SamplingRequest, model: "ModelWrapper") -> None:
-    if request.model and request.model not in (model.model_name, model.model_path):
-        raise ApiError(
-            404, f"The model {request.model!r} is not served here, but {model.model_name!r} is."
-        )
 
 
 def _prometheus(figures: dict[str, float]) -> str:
