@@ -84,13 +84,13 @@ def adapter_arguments(
     """
     if trained is None and not settings.has_named_adapters:
         return {}
-    ranks = [] if trained is None else [trained.rank]
-    ranks += [rank_in(Path(adapter.path)) for adapter in settings.named_adapters]
-    ranks += [_LATER_RANK] if settings.loads_adapters else []
+    ranks = [] if trained is None else [(trained.rank, "model.lora_configs.0.lora_rank")]
+    ranks += [(rank_in(Path(a.path)), f"The rank in {a.path}") for a in settings.named_adapters]
+    ranks += [(_LATER_RANK, "")] if settings.loads_adapters else []
     given: dict[str, Any] = {
         "enable_lora": True,
         "max_loras": max(num_at_start(settings), 1),
-        "max_lora_rank": _room_for(max(ranks)),
+        "max_lora_rank": _room_for(*max(ranks)),
         "max_cpu_loras": settings.max_cpu_loras,
         "fully_sharded_loras": settings.fully_sharded_loras,
     }
@@ -122,14 +122,13 @@ def _setting(name: str) -> str:
     )
 
 
-def _room_for(rank: int) -> int:
+def _room_for(rank: int, what: str) -> int:
     """The least of vLLM's sizes that holds an adapter of ``rank``."""
     sizes = sorted(get_args(vllm_lora.MaxLoRARanks))
     for size in sizes:
         if rank <= size:
             return int(size)
     raise ValueError(
-        f"An adapter has rank {rank} (model.lora_configs.0.lora_rank, or that of a folder in "
-        f"lora_modules), and vLLM serves adapters of at most {sizes[-1]}. Lower it, or set "
+        f"{what} is {rank}, and vLLM serves adapters of at most {sizes[-1]}. Lower it, or set "
         "explorer.rollout_model.engine_type to torch."
     )
