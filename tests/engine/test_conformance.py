@@ -51,11 +51,16 @@ def needs(kind, what):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, kind):
+    return model_in(tmp_path_factory.mktemp(kind))
+
+
+def model_in(folder):
+    """A model wide enough for the kernels of all engines."""
     made = config(
         hidden_size=128, intermediate_size=128, head_dim=32, initializer_range=0.05,
         num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
-    return model_folder(tmp_path_factory.mktemp(kind), model=made)
+    return model_folder(folder, model=made)
 
 
 def make(kind, folder, places, **settings):

@@ -11,8 +11,14 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from tests.common.models.toy import config, model_folder
-from tests.engine.test_conformance import ENGINES, TOLERANCE, make, plain_logprobs, prompt
+from tests.engine.test_conformance import (
+    ENGINES,
+    TOLERANCE,
+    make,
+    model_in,
+    plain_logprobs,
+    prompt,
+)
 from trinity.common.models import ModelSettings, SamplingParams
 from trinity.common.models.adapters import AdapterSettings, adapter_parameters, add_adapter_inplace
 from trinity.common.models.loading import load_causal_lm
@@ -34,11 +40,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, kind):
-    made = config(
-        hidden_size=128, intermediate_size=128, head_dim=32, initializer_range=0.05,
-        num_attention_heads=4, num_key_value_heads=2,
-    )  # fmt: skip
-    path = model_folder(tmp_path_factory.mktemp(kind), model=made)
+    path = model_in(tmp_path_factory.mktemp(kind))
     load_causal_lm(path, "float32", 0)[0].save_pretrained(path)
     return path
 

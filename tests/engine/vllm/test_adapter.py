@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 import torch
 
-from tests.common.models.toy import config, model_folder
+from tests.engine.test_conformance import model_in
 from trinity.common.models import SamplingParams
 from trinity.common.models.adapters import (
     AdapterFolder,
@@ -26,11 +26,7 @@ ADAPTER = AdapterSettings(name="mine", rank=4, alpha=8)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = config(
-        hidden_size=128, intermediate_size=128, head_dim=32, initializer_range=0.05,
-        num_attention_heads=4, num_key_value_heads=2,
-    )  # fmt: skip
-    return model_folder(tmp_path_factory.mktemp("model"), model=made)
+    return model_in(tmp_path_factory.mktemp("model"))
 
 
 def with_adapter(folder, seed):

@@ -2,7 +2,7 @@
 
 from functools import cache
 from secrets import token_urlsafe
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import httpx
@@ -27,16 +27,10 @@ def openai_client(model: "ModelWrapper") -> "OpenAI":
     try:
         from openai import OpenAI
 
-        transport = _SyncTransport(_app(), model)
+        http = httpx.Client(transport=_SyncTransport(_app(), model))
     except ImportError as error:
         raise MissingExtraError(str(error.name), "api") from error
-    client = OpenAI(
-        base_url=_base_url(model),
-        api_key=_KEY,
-        http_client=httpx.Client(transport=transport),  # type: ignore[arg-type]  # or its fork
-        max_retries=0,
-    )
-    client.model_path = model.model_path  # type: ignore[attr-defined]  # documented, of ours
+    client: OpenAI = _made(OpenAI, http, model)
     return client
 
 
@@ -45,16 +39,17 @@ def openai_async_client(model: "ModelWrapper") -> "AsyncOpenAI":
     try:
         from openai import AsyncOpenAI
 
-        transport = _AsyncTransport(_app(), model)
+        http = httpx.AsyncClient(transport=_AsyncTransport(_app(), model))
     except ImportError as error:
         raise MissingExtraError(str(error.name), "api") from error
-    client = AsyncOpenAI(
-        base_url=_base_url(model),
-        api_key=_KEY,
-        http_client=httpx.AsyncClient(transport=transport),  # type: ignore[arg-type]  # or its fork
-        max_retries=0,
-    )
-    client.model_path = model.model_path  # type: ignore[attr-defined]  # documented, of ours
+    client: AsyncOpenAI = _made(AsyncOpenAI, http, model)
+    return client
+
+
+def _made(kind: Any, http: object, model: "ModelWrapper") -> Any:  # either of openai's two clients
+    base = _base_url(model)
+    client = kind(base_url=base, api_key=_KEY, http_client=http, max_retries=0)
+    client.model_path = model.model_path  # documented, of ours
     return client
 
 
