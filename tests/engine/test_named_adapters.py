@@ -114,7 +114,11 @@ async def test_named_adapters_beside_the_trained_one(kind, folder, tmp_path):
             await engine.unload_adapter("one")
         await engine.load_adapter(NamedAdapter("one", two))
         assert await gap(engine, models["two"], "one") < TOLERANCE[kind]
+        dora = by_peft(folder, tmp_path / "dora", 4, use_dora=True)
+        head = by_peft(folder, tmp_path / "head", 5, target_modules=["q_proj", "lm_head"])
         for name, path, message in (
+            ("four", dora, "use_dora: True"),
+            ("five", head, "output layer"),
             ("one", one, "loaded already"),
             ("mine", one, "taken by the adapter that is trained"),
             ("three", str(tmp_path / "none"), "'three' can't be loaded"),
