@@ -7,6 +7,7 @@ passes and samples, results fetched later), and computes on a tiny model with PE
 
 import asyncio
 import copy
+import json
 import socket
 import threading
 import time
@@ -25,6 +26,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from peft import LoraConfig, inject_adapter_in_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import save as to_bytes
 from tinker.proto import tinker_public_pb2 as wire
 from torch import Tensor
 
@@ -73,6 +75,8 @@ class TinkerTestService:
     saved: dict[str, Saved] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     samplers: dict[str, Saved] = field(default_factory=dict)
+    exported: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
     status: int | None = None
     hangs: bool = False
     address: str = ""
@@ -161,6 +165,23 @@ class TinkerTestService:
             raise ValueError(f"{path} exists")
         self.saved[path] = _snapshot(self.trained[body["model_id"]], None)
         return {"path": path, "type": "save_weights_for_sampler"}
+
+    def export(self, body: dict[str, Any]) -> dict[str, Any]:
+        """PEFT's files of the adapter, to be fetched."""
+        run, folder = self.trained[body["model_id"]], f"{len(self.files)}"
+        config = {"r": run.config["rank"], "lora_alpha": ALPHA, "peft_type": "LORA"}
+        weights = {f"base_model.model.{n}": t for n, t in _adapter(run.model).items()}
+        self.files[f"{folder}/adapter_config.json"] = json.dumps(config).encode()
+        self.files[f"{folder}/adapter_model.safetensors"] = to_bytes(weights)
+        path = f"tinker://{body['model_id']}/external_weights/{body['path']}"
+        self.exported[path] = folder
+        return {"path": path, "type": "save_weights_external"}
+
+    def urls_of(self, path: str) -> dict[str, Any]:
+        folder = self.exported[path]
+        names = [name for name in self.files if name.startswith(f"{folder}/")]
+        urls = {name.partition("/")[2]: f"{self.address}/files/{name}" for name in names}
+        return {"urls": urls, "expires": "2100-01-01T00:00:00Z"}
 
     def load(self, body: dict[str, Any]) -> dict[str, Any]:
         saved = self.saved[body["path"]]
@@ -277,7 +298,7 @@ def _app(service: TinkerTestService) -> FastAPI:
             await asyncio.sleep(3600)
         if service.status is not None:
             return JSONResponse({"detail": "out of order"}, service.status)
-        is_open = request.url.path == f"{API}/healthz"
+        is_open = request.url.path.startswith((f"{API}/healthz", "/files/"))
         if not is_open and request.headers.get("X-API-Key") != KEY:
             return JSONResponse({"detail": "Invalid API key"}, 401)
         return await go_on(request)
@@ -305,6 +326,14 @@ def _app(service: TinkerTestService) -> FastAPI:
         named = [name for name in service.models if not name.startswith("tinker:")]
         models = [{"model_name": name, "max_context_length": length} for name in named]
         return {"supported_models": models}
+
+    @app.get("/files/{name:path}")
+    def file(name: str) -> Response:
+        return Response(service.files[name])
+
+    @app.get(f"{API}/training_runs/{{run_id}}/checkpoints/{{name:path}}/external_weights_urls")
+    def urls(run_id: str, name: str) -> dict[str, Any]:
+        return service.urls_of(f"tinker://{run_id}/{name}")
 
     @app.get(f"{API}/samplers/{{sampler_id}}")
     def sampler(sampler_id: str) -> dict[str, str]:
@@ -348,6 +377,7 @@ def _app(service: TinkerTestService) -> FastAPI:
     later("optim_step", service.step)
     later("save_weights", service.save)
     later("save_weights_for_sampler", service.save_for_sampler)
+    later("save_weights_external", service.export)
     return app
 
 

@@ -8,10 +8,12 @@ import pytest
 from tests.trainer.toy import tiny_config
 from trinity.checkpoint import atomic
 from trinity.common.config import Config, InferenceModelConfig
+from trinity.engine.tinker.engine import TinkerEngine
 from trinity.engine.tinker.saved import SavedModel
 from trinity.launcher.build_explorer import tinker_settings
 from trinity.launcher.check_trainer import trainer_problems
 from trinity.launcher.checks import find_start_problems
+from trinity.launcher.debug import local_engine
 from trinity.launcher.plan import RunPlan, make_plan
 from trinity.launcher.tinker import checkpoint_ticket, tinker_service
 
@@ -106,3 +108,8 @@ def test_a_missing_library_is_told_with_its_extra(tmp_path, monkeypatch):
     for found in problems(plan_of(tmp_path)):
         assert "pip install 'trinity-rft[tinker]'" in found and "--cpu" not in found
     assert len(problems(plan_of(tmp_path))) == 2
+
+
+def test_a_workflow_is_debugged_on_the_service(tmp_path):
+    config = plan_of(tmp_path).config
+    assert isinstance(local_engine(config, config.explorer.rollout_model), TinkerEngine)

@@ -34,7 +34,6 @@ TINKER = [
     ("explorer.rollout_model.dtype", "float32", "Remove it"),
     ("explorer.rollout_model.engine_type", "vllm", "Remove one"),
     ("trainer.trainer_type", "verl", "Remove one"),
-    ("trainer.save_hf_checkpoint", "last", "`tinker checkpoint download`"),
     ("trainer.max_token_len_per_gpu", 4096, "Remove it"),
     ("synchronizer.sync_method", "nccl", "Remove `sync_method`"),
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trinity.common.config.case import Case, Check
 from trinity.common.config.derive import needs_critic
 from trinity.common.config.fill import value_at
-from trinity.common.constants import EngineType, Mode, SaveHF, TrainerType
+from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import Problem
 
 _ROLLOUT = "explorer.rollout_model"
@@ -120,11 +120,6 @@ def _places(case: Case) -> Iterator[Problem]:
         if case.is_changed(f"{_ROLLOUT}.update_mode"):
             message = "Samples under way at the Tinker service end on the weights they began with."
             yield case.problem(f"{_ROLLOUT}.update_mode", message, "Remove it, or set `pause`.")
-    asked = case.given.trainer.save_hf_checkpoint
-    if case.is_set("trainer.save_hf_checkpoint") and asked is not SaveHF.NEVER:
-        message = "The weights stay at the Tinker service; a checkpoint here has their path."
-        fix = "Remove it. `tinker checkpoint download` fetches the adapter."
-        yield case.problem("trainer.save_hf_checkpoint", message, fix)
     if case.config.mode is Mode.COLOCATE:
         message = "On the Tinker service trainer and engine share no GPUs of yours."
         yield case.problem("mode", message, "Set `mode: both`.")

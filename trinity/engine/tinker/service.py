@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,8 +11,8 @@ from trinity.common.errors import MissingExtraError, TrinityError
 from trinity.engine.tinker.settings import TinkerServiceSettings, key
 
 if TYPE_CHECKING:
-    from tinker import APIFuture, SamplingClient, ServiceClient
-    from tinker.types import GetServerCapabilitiesResponse
+    from tinker import APIFuture, RestClient, SamplingClient, ServiceClient
+    from tinker.types import ExternalWeightsUrlsResponse, GetServerCapabilitiesResponse
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class TinkerService:
     def __init__(self, settings: TinkerServiceSettings) -> None:
         self._settings = settings
         self._client: ServiceClient | None = None
+        self._rest: RestClient | None = None
         self._is_lost = False
         self.max_model_len: int | None = None
         """Longest sequence in tokens; None where the service does not tell."""
@@ -74,7 +76,10 @@ class TinkerService:
         await self._until_well()
         address = {"base_url": self._settings.base_url, "api_key": key()}
         self._client = tinker.ServiceClient(**address)
-        rest = await self._guarded(asyncio.to_thread(tinker.RestClient, **address), "the start")
+        rest: RestClient = await self._guarded(
+            asyncio.to_thread(tinker.RestClient, **address), "the start"
+        )
+        self._rest = rest
         found: GetServerCapabilitiesResponse = await self.answer(
             rest.get_server_capabilities(), "the start"
         )
@@ -114,6 +119,20 @@ class TinkerService:
         if len(scored) < last:
             raise TinkerServiceError(f"The Tinker service scored {len(scored)} of {last} tokens.")
         return scored
+
+    async def download(self, path: str, folder: Path) -> None:
+        """The files of exported weights, into ``folder``."""
+        if self._rest is None:
+            raise RuntimeError("The Tinker service is not connected: await prepare() first.")
+        phase = "a download of weights"
+        request = self._rest.get_external_weights_urls(path)
+        found: ExternalWeightsUrlsResponse = await self.answer(request, phase)
+        for name, url in sorted(found.urls.items()):
+            target = folder / name
+            if not target.resolve().is_relative_to(folder.resolve()):
+                raise TinkerServiceError(f"The Tinker service names a file {name!r} to download.")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            await self._guarded(_fetch(url, target, self._settings.timeout_s), phase)
 
     async def answer(self, future: "APIFuture[T]", phase: str) -> T:
         """What a request comes to.
@@ -176,3 +195,16 @@ class TinkerService:
         except httpx.HTTPError as error:
             return f"it can't be reached ({error})"
         return f"it answers with status {status}" if status == 429 or status >= 500 else None
+
+
+async def _fetch(url: str, target: Path, timeout_s: float) -> None:
+    import httpx
+
+    async with (
+        httpx.AsyncClient(timeout=timeout_s, follow_redirects=True) as client,
+        client.stream("GET", url) as answer,
+    ):
+        answer.raise_for_status()
+        with target.open("wb") as file:
+            async for chunk in answer.aiter_bytes():
+                file.write(chunk)

@@ -1,7 +1,10 @@
 """The trainer on the Tinker service, through the real client library: against our own trainer."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("tinker")
 
@@ -9,6 +12,7 @@ from tests.tinker_service import ALPHA, ATTENTION, KEY, MLP, TinkerTestService
 from tests.trainer.backends.steps import assert_same, grpo, rows
 from tests.trainer.backends.test_torch_engine import plain_outputs, settings
 from tests.trainer.toy import model_folder, plain_model
+from trinity.checkpoint.convert import convert
 from trinity.common.models.adapters import AdapterSettings
 from trinity.engine.tinker.saved import SavedModel
 from trinity.engine.tinker.settings import TinkerServiceSettings
@@ -141,6 +145,24 @@ async def test_both_ways_to_load_differ_in_the_optimizer(service, tmp_path):
         await each.close()
 
 
+async def test_an_adapter_that_is_fetched_merges_into_its_base(service, folder, tmp_path):
+    plain_model(folder).save_pretrained(folder)
+    engine = await prepared(service)
+    await grpo(engine, range(2), PPO)
+    path = tmp_path / "global_step_2"
+    await engine.save(path, hf=True)
+    await grpo(engine, range(2, 3), PPO)  # what is fetched is of the step before
+    await engine.wait_saved()
+    done = convert(path, base_model=Path(folder), merges=True)
+    assert done.status == "converted", done.message
+    merged = AutoModelForCausalLM.from_pretrained(path / "actor/huggingface", dtype=torch.float32)
+    await engine.load(path)
+    found = (await engine.forward(rows(3)))["logprob"]
+    wanted = plain_outputs(merged, rows(3))["logprob"].detach()
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    await engine.close()
+
+
 async def test_a_checkpoint_of_another_rank_or_trainer_is_refused(service, tmp_path):
     engine = await prepared(service)
     await engine.save(tmp_path / "global_step_1")
@@ -163,8 +185,6 @@ async def test_what_is_no_function_of_logprobs_is_refused(service):
     heat = torch.full((len(batch),), 0.7)
     with pytest.raises(ValueError, match=r"temperature 0\.7"):
         await engine.forward(batch.with_columns(temperature=heat))
-    with pytest.raises(ValueError, match="save_hf_checkpoint"):
-        await engine.save("global_step_1", hf=True)
     await engine.close()
 
 

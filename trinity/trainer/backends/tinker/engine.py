@@ -37,9 +37,14 @@ if TYPE_CHECKING:
         SamplingClient,
         TrainingClient,
     )
-    from tinker.types import SaveWeightsForSamplerResponse, SaveWeightsResponse
+    from tinker.types import (
+        SaveWeightsExternalResponse,
+        SaveWeightsForSamplerResponse,
+        SaveWeightsResponse,
+    )
 
 _LOSS: Literal["cross_entropy"] = "cross_entropy"  # the service's: sum of -weight * logprob
+_EXPORTED_S = 24 * 3600  # that the service keeps an export, which is fetched at once
 _PUBLISHED_S = 7 * 24 * 3600  # that the service keeps weights which were published to engines
 
 
@@ -152,14 +157,20 @@ class TinkerTrainEngine:
         files: Mapping[str, str | bytes] | None = None,
         is_last: bool = False,
     ) -> None:
-        """Begin to save: weights and optimizer at the service, their path in the folder."""
-        if hf:
-            raise ValueError("The weights stay at the Tinker service: save_hf_checkpoint is never.")
+        """Begin to save: weights and optimizer at the service, their paths in the folder.
+
+        With ``hf`` the adapter is fetched too, in PEFT's form.
+        """
         await self.wait_saved()
         name = Path(path).name
         state = self._trained().save_state(name, overwrite=True)
         sampler = self._for_sampler(name, None)
-        write = self._write(Path(path), state, sampler, self._num_steps, files or {})
+        exported = None
+        if hf:
+            exported = self._trained().save_weights_external(
+                f"{name}_{self._num_saved}", _EXPORTED_S
+            )
+        write = self._write(Path(path), state, sampler, exported, self._num_steps, files or {})
         self._saving = asyncio.create_task(write)
 
     async def wait_saved(self) -> None:
@@ -210,6 +221,7 @@ class TinkerTrainEngine:
         path: Path,
         state: "APIFuture[SaveWeightsResponse]",
         sampler: "APIFuture[SaveWeightsForSamplerResponse]",
+        exported: "APIFuture[SaveWeightsExternalResponse] | None",
         num_steps: int,
         files: Mapping[str, str | bytes],
     ) -> None:
@@ -220,18 +232,20 @@ class TinkerTrainEngine:
             sampler=(await self._service.answer(sampler, "a save of the checkpoint")).path,
             num_steps=num_steps,
         )
-        await asyncio.to_thread(partial(_write_folder, path, saved, files))
+        with atomic.writing_folder(path) as aside:
+            saved.write(aside / layout.ACTOR)
+            write_files(aside, files)
+            if exported is not None:
+                found: SaveWeightsExternalResponse = await self._service.answer(
+                    exported, "an export of the adapter"
+                )
+                folder = aside / layout.ACTOR / layout.LORA_ADAPTER
+                await self._service.download(found.path, folder)
 
     def _trained(self) -> "TrainingClient":
         if self._client is None:
             raise RuntimeError("The engine is not prepared: call prepare() first.")
         return self._client
-
-
-def _write_folder(path: Path, saved: SavedModel, files: Mapping[str, str | bytes]) -> None:
-    with atomic.writing_folder(path) as aside:
-        saved.write(aside / layout.ACTOR)
-        write_files(aside, files)
 
 
 def _refuse_temperatures(batch: TrainBatch) -> None:
