@@ -49,11 +49,13 @@ class Steps:
         figures: Loss and gradient norm of each.
         seconds: The median of a step, the first two left out.
         each: Seconds of each step.
+        peak_gib: The most that tensors took of the GPU of any rank.
     """
 
     figures: list[tuple[float, float]]
     seconds: float
     each: list[float]
+    peak_gib: float
 
     def norm_difference(self, other: "Steps", until: int | None = None) -> float:
         """The largest relative one between the gradient norms of the first steps."""
@@ -103,8 +105,9 @@ async def steps(engine: TrainEngine, num_steps: int) -> Steps:
             metrics |= await engine.optim_step()
             seconds.append(time.perf_counter() - start)
             figures.append((metrics["actor/final_loss"], metrics["actor/grad_norm"]))
+    peak_gib = (await engine.health())["peak_gpu_memory_mb"] / 1024
     await engine.close()
-    return Steps(figures, statistics.median(seconds[2:]), seconds)
+    return Steps(figures, statistics.median(seconds[2:]), seconds, peak_gib)
 
 
 def settings_of() -> TorchEngineSettings:

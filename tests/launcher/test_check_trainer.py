@@ -12,6 +12,7 @@ from tests.trainer.toy import tiny_config
 from trinity.checkpoint import layout
 from trinity.common.config import Config
 from trinity.common.constants import Mode
+from trinity.launcher.check_megatron import megatron_problems
 from trinity.launcher.check_trainer import divides, trainer_problems
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.plan import GpuNeeds, RunPlan, make_plan
@@ -179,6 +180,16 @@ MEGATRON_REFUSES = {
         "Chunks of a stage need several stages, and there is one.",
     ),
     "experts": ({"megatron": {"expert_model_parallel_size": 2}}, "has no experts to share"),
+    "matrices of experts": (
+        {"megatron": {"expert_tensor_parallel_size": 1}},
+        "expert_tensor_parallel_size: The model has no experts to share",
+    ),
+    "going on": ({"on_save_error": "continue"}, "if one fails, none can go on. Set it to `stop`."),
+    "padding": (
+        {"megatron": {"context_parallel_size": 2}, "use_remove_padding": False},
+        "trainer.use_remove_padding: 2 GPUs share each sequence, which veRL does for packed "
+        "sequences only. Remove it, or set `megatron.context_parallel_size: 1`.",
+    ),
 }
 
 
@@ -189,6 +200,46 @@ def test_what_megatron_cannot_do_is_refused(tmp_path, what):
         pytest.skip("megatron-core is installed")
     trainer = {"trainer_type": "verl", "trainer_strategy": "megatron", **edits}
     assert any(text in found for found in messages(plan_of(tmp_path, trainer=trainer)))
+
+
+EXPERTS_REFUSE = {
+    "none": ({"expert_model_parallel_size": 2}, []),
+    "uneven": (
+        {"expert_model_parallel_size": 4},
+        ["4 GPUs can't share the model's 6 experts evenly. Set it to one of 1, 2, 3."],
+    ),
+    "columns": (
+        {"expert_tensor_parallel_size": 4},
+        ["4 GPUs can't share the 70 columns of an expert evenly. Set it to one of 1, 2."],
+    ),
+    "gpus": (
+        {"expert_model_parallel_size": 3},
+        [
+            "The experts take 3 x 1 x 1 GPUs (expert parallel, expert tensor parallel, stages), "
+            "of which the trainer's 4 are no multiple. Set it to one of 1, 2."
+        ],
+    ),
+    "too many": (
+        {"expert_tensor_parallel_size": 5, "pipeline_model_parallel_size": 2},
+        ["take 1 x 5 x 2 GPUs", "Set `expert_tensor_parallel_size: 1`."],
+    ),
+    "sequence": (
+        {"tensor_model_parallel_size": 2, "sequence_parallel": False},
+        ["sequence_parallel: Megatron trains experts on 2 tensor parallel GPUs with it only."],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(EXPERTS_REFUSE))
+def test_experts_are_held_against_gpus_and_the_model(tmp_path, what):
+    edits, texts = EXPERTS_REFUSE[what]
+    trainer = {"trainer_type": "verl", "trainer_strategy": "megatron", "megatron": edits}
+    plan = replace(plan_of(tmp_path, trainer=trainer), gpus=GpuNeeds(0, 0, 4, 4))
+    shape = {"num_experts": 6, "moe_intermediate_size": 70, "intermediate_size": 64}
+    found = [f"{p.key}: {p.message} {p.fix}" for p in megatron_problems(plan, shape)]
+    found = [text for text in found if "not installed" not in text]
+    assert len(found) == bool(texts), found
+    assert all(text in found[0] for text in texts)
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path):

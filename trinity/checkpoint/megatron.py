@@ -14,6 +14,9 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""What ``model_type`` says of the models that can be read."""
+
 _LAYER = re.compile(r"decoder\.layers\.(?:(\d+)\.)?(.+)")
 _OUTER = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",

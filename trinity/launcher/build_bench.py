@@ -9,11 +9,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trinity.checkpoint import layout
+from trinity.checkpoint.megatron import load_dist_checkpoint
 from trinity.common.constants import EngineType
 from trinity.common.models.protocol import WeightTicket
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.explorer.benchmark import Benchmark, Candidate
 from trinity.explorer.explorer import Explorer
+from trinity.launcher.check_bench import config_of, folders_of
 from trinity.launcher.plan import RunPlan
 from trinity.launcher.tinker import checkpoint_ticket
 from trinity.synchronizer.channel import MemoryChannel
@@ -24,11 +26,8 @@ Read = Callable[[Path], Iterator[tuple[str, Tensor]]]
 def build(plan: RunPlan, explorer: Explorer) -> Benchmark:
     """The benchmark of all whole checkpoints of a job, or of the newest. Nothing is read yet."""
     settings = plan.config.explorer
-    folders = [f for f in layout.checkpoints(plan.job.path) if not layout.faults_of(f)]
-    if settings.bench_on_latest_checkpoint:
-        folders = folders[-1:]
     dtype: torch.dtype = getattr(torch, settings.rollout_model.dtype)
-    channel, read = MemoryChannel(), _adapter if plan.config.model.lora_configs else _weights
+    channel, read = MemoryChannel(), _adapter if plan.config.model.lora_configs else weights_of
     is_there = settings.rollout_model.engine_type is EngineType.TINKER
     candidates = [
         Candidate(
@@ -37,7 +36,7 @@ def build(plan: RunPlan, explorer: Explorer) -> Benchmark:
             if is_there
             else partial(_ticket, channel, folder, dtype, read),
         )
-        for folder in folders
+        for folder in folders_of(plan)
     ]
     return Benchmark(explorer, candidates, includes_start=settings.eval_on_startup)
 
@@ -47,10 +46,13 @@ def _ticket(channel: MemoryChannel, folder: Path, dtype: torch.dtype, read: Read
     return channel.send(layout.step_of(folder), weights)
 
 
-def _weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Weights by Hugging Face name: of the exported model if there is one, else of the shards."""
     files = sorted((folder / layout.HUGGING_FACE).glob("model*.safetensors"))
-    if not files:
+    of_megatron = layout.dist_checkpoint(folder)
+    if not files and of_megatron.is_dir():
+        yield from _untied(load_dist_checkpoint(of_megatron, config_of(folder))).items()
+    elif not files:
         yield from _untied(load_fsdp_state_dict_from_verl_checkpoint(folder)).items()
     for path in files:
         with safe_open(str(path), framework="pt") as file:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trinity.common.constants import SaveStrategy
+from trinity.common.constants import OnSaveError, SaveStrategy
 from trinity.common.errors import Problem
 from trinity.launcher.plan import RunPlan, rope_overrides
 from trinity.trainer.backends.verl.compat import missing_for_megatron
@@ -35,6 +35,9 @@ def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Pr
     if trainer.save_strategy is not SaveStrategy.UNRESTRICTED:
         message = "Megatron's ranks write a checkpoint together, not one after another."
         yield Problem("trainer.save_strategy", message, "Remove it.", trainer.save_strategy.value)
+    if trainer.on_save_error is OnSaveError.CONTINUE:
+        message = "Megatron's ranks write a checkpoint together: if one fails, none can go on."
+        yield Problem("trainer.on_save_error", message, "Set it to `stop`.", "continue")
     if trainer.offload_policy:
         message = "This is a setting of FSDP2."
         fix = "Set `param_offload: true` and `optimizer_offload: true` in its place."
@@ -45,8 +48,19 @@ def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Pr
     for name in rope_overrides(model):
         message = "veRL's Megatron engine reads the model's own config.json."
         yield Problem(f"model.{name}", message, "Write it into the model's config.json.")
+    yield from _unpacked(plan)
     yield from _uneven(plan, shape)
     yield from _useless(plan, shape)
+    yield from _experts(plan, shape)
+
+
+def _unpacked(plan: RunPlan) -> Iterator[Problem]:
+    trainer = plan.config.trainer
+    shares = trainer.megatron.context_parallel_size
+    if shares > 1 and not trainer.use_remove_padding:
+        message = f"{shares} GPUs share each sequence, which veRL does for packed sequences only."
+        fix = "Remove it, or set `megatron.context_parallel_size: 1`."
+        yield Problem("trainer.use_remove_padding", message, fix, False)
 
 
 def _uneven(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
@@ -83,9 +97,48 @@ def _useless(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
         message = "Chunks of a stage need several stages, and there is one."
         fix = "Remove it, or set `pipeline_model_parallel_size`."
         yield Problem(f"{_SIZES}.virtual_pipeline_model_parallel_size", message, fix, chunks)
-    if shape and experts > 1 and not any(_count(shape, name) for name in _EXPERTS):
-        message = "The model has no experts to share."
-        yield Problem(f"{_SIZES}.expert_model_parallel_size", message, "Remove it.", experts)
+    given = {
+        "expert_model_parallel_size": experts if experts > 1 else None,
+        "expert_tensor_parallel_size": sizes.expert_tensor_parallel_size,
+    }
+    for name, value in given.items():
+        if shape and value is not None and not _num_experts(shape):
+            message = "The model has no experts to share."
+            yield Problem(f"{_SIZES}.{name}", message, "Remove it.", value)
+
+
+def _experts(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
+    """Experts are spread in a way of their own, over the GPUs of several copies if need be."""
+    sizes, experts = plan.config.trainer.megatron, _num_experts(shape)
+    if not experts:
+        return
+    shares, tensor = sizes.expert_model_parallel_size, sizes.tensor_model_parallel_size
+    cuts, stages = sizes.expert_tensor_parallel_size or tensor, sizes.pipeline_model_parallel_size
+    key = f"{_SIZES}.expert_model_parallel_size"
+    if experts % shares:
+        message = f"{shares} GPUs can't share the model's {experts} experts evenly."
+        yield Problem(key, message, f"Set it to {_one_of(_divisors(shares, experts))}.", shares)
+    width = _count(shape, "moe_intermediate_size") or _count(shape, "intermediate_size")
+    if width % cuts:
+        message = f"{cuts} GPUs can't share the {width} columns of an expert evenly."
+        fix = f"Set it to {_one_of(_divisors(cuts, width))}."
+        yield Problem(f"{_SIZES}.expert_tensor_parallel_size", message, fix, cuts)
+    gpus = plan.num_ranks
+    if plan.gpus.total and gpus % (shares * cuts * stages):
+        message = (
+            f"The experts take {shares} x {cuts} x {stages} GPUs (expert parallel, expert tensor "
+            f"parallel, stages), of which the trainer's {gpus} are no multiple."
+        )
+        fit = [n for n in _divisors(gpus + 1, experts) if gpus % (n * cuts * stages) == 0]
+        fix = f"Set it to {_one_of(fit)}." if fit else "Set `expert_tensor_parallel_size: 1`."
+        yield Problem(key, message, fix, shares)
+    if tensor > 1 and not sizes.sequence_parallel:
+        message = f"Megatron trains experts on {tensor} tensor parallel GPUs with it only."
+        yield Problem(f"{_SIZES}.sequence_parallel", message, "Remove it.", False)
+
+
+def _num_experts(shape: Mapping[str, object]) -> int:
+    return max(_count(shape, name) for name in _EXPERTS)
 
 
 def _divisors(below: int, *counts: int) -> list[int]:

@@ -18,6 +18,7 @@ from trinity.checkpoint import huggingface, layout
 from trinity.common.config import Config, iterate_stages
 from trinity.common.constants import Mode
 from trinity.common.errors import ConfigError, Problem, TrinityError
+from trinity.launcher.check_bench import bench_problems
 from trinity.launcher.check_gpus import gpu_problems
 from trinity.launcher.check_trainer import trainer_problems
 from trinity.launcher.checks import find_start_problems
@@ -80,6 +81,7 @@ class Job:
             found_problems = [
                 *find_start_problems(plan.config),
                 *trainer_problems(plan),
+                *bench_problems(plan),
                 *gpu_problems(plan),
             ]
             for problem in found_problems:

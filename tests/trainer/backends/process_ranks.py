@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
+import torch
+
+from tests.trainer.backends import staged_group
 from trinity.trainer.backends.torch.rank import TorchTrainRank
 from trinity.trainer.backends.torch.rank_group import RankGroup
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
@@ -19,9 +22,13 @@ _LOADED_ONCE = [
 ]
 
 
-def _serve(pipe: Connection, kind: type, settings: TorchEngineSettings, rank: RankSettings) -> None:
+def _serve(
+    pipe: Connection, kind: type, settings: TorchEngineSettings, rank: RankSettings, gpu: str
+) -> None:
     if settings.device == "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(rank.rank)
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    if rank.backend == staged_group.NAME:
+        staged_group.register()
     engine = kind(settings, None, rank)
 
     async def loop() -> None:
@@ -61,14 +68,17 @@ def rank_group(
     has_children: bool = False,
     **rank: object,
 ) -> Iterator[RankGroup]:
+    """Ranks on GPUs of their own; with ``backend="staged"`` they may share one."""
+    num_gpus = max(1, torch.cuda.device_count())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LOADED_ONCE)
     pipes, processes = [], []
     for number in range(world_size):
         ours, theirs = context.Pipe()
+        own = RankSettings(number, world_size, timeout_s=120, **rank)
         process = context.Process(
             target=_serve,
-            args=(theirs, kind, settings, RankSettings(number, world_size, timeout_s=120, **rank)),
+            args=(theirs, kind, settings, own, str(number % num_gpus)),
             daemon=not has_children,
         )
         process.start()

@@ -1,7 +1,18 @@
-"""Which ranks of Megatron work on the same rows, and which of them tell what came out."""
+"""Ranks of Megatron: who works on the same rows, who tells what came out, a save that fails."""
+
+import errno
+import time
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from tests.trainer.backends.process_ranks import rank_group
+from trinity.checkpoint import atomic
+from trinity.common.errors import TrinityError
+from trinity.trainer.backends.torch.rank import own_address
+from trinity.trainer.backends.torch.sharding import Ranks
+from trinity.trainer.backends.verl.megatron_rank import MegatronTrainRank
 from trinity.trainer.backends.verl.settings import MegatronSizes, VerlEngineSettings
 
 LAYOUTS = {
@@ -28,3 +39,37 @@ def test_fsdp_shares_rows_along_the_sequence():
     settings = VerlEngineSettings("model", sequence_parallel=2)
     assert [settings.part_of(rank, 4) for rank in range(4)] == [0, 0, 1, 1]
     assert [rank for rank in range(4) if settings.tells(rank, 4)] == [0, 2]
+
+
+class HasNoRoom:
+    """A model whose second rank finds the disk full while the first waits for it."""
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / str(dist.get_rank())).write_text("begun")
+        if dist.get_rank() == 1:
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+        dist.barrier()
+
+
+class SavesTogether(MegatronTrainRank):
+    async def address(self) -> str:
+        return own_address()
+
+    def _join(self, address: str) -> None:
+        self._ranks = Ranks(self._rank, self._settings, address)
+
+    def _megatron_models(self):
+        return {"actor": HasNoRoom()}
+
+
+async def test_a_rank_that_can_not_write_ends_the_save_at_once(tmp_path):
+    settings = VerlEngineSettings("model", strategy="megatron", device="cpu")
+    with rank_group(settings, 2, SavesTogether) as group:
+        await group.prepare()
+        began = time.monotonic()
+        with pytest.raises(TrinityError, match=r"Rank 1 .*global_step_3: .*No space left") as found:
+            await group.save(tmp_path / "global_step_3")
+        assert time.monotonic() - began < 10, "the ranks would wait 120 s for each other"
+        assert "Rank 0" not in str(found.value)
+    assert not atomic.aside_of(tmp_path / "global_step_3").exists()

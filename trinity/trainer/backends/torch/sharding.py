@@ -33,11 +33,13 @@ class RankSettings:
         rank: Number of this process, from 0.
         world_size: Number of processes.
         timeout_s: How long a rank waits for the others.
+        backend: Of `torch.distributed`. Unset: gloo for what is on CPUs, NCCL for what is on GPUs.
     """
 
     rank: int
     world_size: int
     timeout_s: float = 600
+    backend: str | None = None
 
 
 class Ranks:
@@ -47,8 +49,9 @@ class Ranks:
         self.rank = settings.rank
         self.world_size = settings.world_size
         self.device = device = engine.device
+        usual = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(
-            "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+            settings.backend or usual,
             init_method=f"tcp://{address}",
             rank=settings.rank,
             world_size=settings.world_size,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch.distributed as dist
 
 from trinity.checkpoint import atomic, layout
+from trinity.common.errors import TrinityError
 from trinity.trainer.backends.torch.state import HuggingFaceFolder
 from trinity.trainer.backends.verl.rank import VerlTrainRank
 from trinity.trainer.engine import ModelRole
@@ -28,8 +29,21 @@ class MegatronTrainRank(VerlTrainRank):
         """`hold_states` has begun it."""
 
     async def hold_states(self, path: str | Path, hf: bool) -> None:
-        """Write the checkpoint ``path`` with the other ranks, but its Hugging Face folders."""
-        await self._run(lambda: self._save(Path(path), hf))
+        """Write the checkpoint ``path`` with the other ranks, but its Hugging Face folders.
+
+        Raises:
+            TrinityError: This rank can't. Others may wait for it then, and have to be ended.
+        """
+        folder = Path(path)
+        try:
+            await self._run(lambda: self._save(folder, hf))
+        except Exception as error:
+            atomic.abandon_folder(folder)
+            raise TrinityError(
+                f"Rank {self._rank.rank} could not write its part of the checkpoint {folder.name}: "
+                f"{error}. The other ranks wait for it, so this run ends. The checkpoint before is "
+                "whole: once the cause is mended, start again."
+            ) from error
 
     async def write_part(self, path: str | Path) -> None:
         """Write the Hugging Face folders, if they are this rank's to write."""
