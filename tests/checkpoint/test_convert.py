@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from tests.trainer.toy import model_folder, plain_model
 from trinity.checkpoint import layout
 from trinity.checkpoint.convert import convert, find_step_folders, merge_lora
+from trinity.checkpoint.megatron import random_state_grid
 from trinity.cli.launcher import app
 
 TOKENS = torch.arange(3, 30)[None]
@@ -114,6 +115,13 @@ def test_megatron_layers_are_unstacked_and_padding_of_the_vocabulary_is_cut(tmp_
     outcome = convert(tmp_path / "global_step_1")
     assert (outcome.status, outcome.message) == ("converted", "from Megatron")
     torch.testing.assert_close(logits(actor / "huggingface"), model(TOKENS).logits)
+
+
+def test_random_state_tells_for_how_many_ranks_it_is(tmp_path):
+    for name, wanted in {"rng_state/shard_0.1_4.2": (4, 2), "other": None}.items():
+        folder = tmp_path / str(wanted)
+        dcp.save({name: b"state"}, checkpoint_id=str(folder), no_dist=True)
+        assert random_state_grid(folder) == wanted
 
 
 def as_megatron(model) -> dict[str, torch.Tensor]:

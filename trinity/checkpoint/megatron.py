@@ -36,6 +36,7 @@ _INNER = {
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
 _QKV = re.compile(r"self_attention\.linear_qkv\.(weight|bias)")
+_RANDOM_STATE = re.compile(r"rng_state/shard_\d+\.\d+_(\d+)\.(\d+)")
 _IGNORED = re.compile(r".*_extra_state.*|optimizer\..*|rng_state.*|.*inv_freq")
 
 
@@ -60,6 +61,14 @@ def load_dist_checkpoint(folder: Path, config: Mapping[str, object]) -> dict[str
             found = _layer_weights(match[2], part, config)
             weights |= {f"model.layers.{layer}.{key}": value for key, value in found.items()}
     return weights
+
+
+def random_state_grid(folder: Path) -> tuple[int, int] | None:
+    """Stages and tensor parallel ranks whose random state an ``extra/dist_ckpt`` folder holds."""
+    for name in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata:
+        if (match := _RANDOM_STATE.fullmatch(name)) is not None:
+            return int(match[1]), int(match[2])
+    return None
 
 
 def _read(folder: Path) -> dict[str, Tensor]:

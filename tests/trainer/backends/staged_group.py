@@ -183,10 +183,11 @@ class _OnTheWay(dist.Work):
         self._work, self._hosts, self._targets = work, hosts, targets
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._work.wait()
-        if self._targets:
-            _back(self._targets, self._hosts)
-        self._targets = []
+        """May be called again, as NCCL's may: gloo would wait for another message."""
+        if self._work is not None:
+            self._work.wait()
+            _back(self._targets, self._hosts if self._targets else [])
+        self._work = None
         return True
 
 

@@ -128,7 +128,7 @@ def both_ways_at_once(rank: int) -> Tensor:
     found = torch.empty(4)
     send = dist.P2POp(dist.isend, OWN[rank], 1 - rank)
     receive = dist.P2POp(dist.irecv, found, 1 - rank)
-    for work in dist.batch_isend_irecv([send, receive]):
+    for work in 2 * dist.batch_isend_irecv([send, receive]):
         work.wait()
     return found
 

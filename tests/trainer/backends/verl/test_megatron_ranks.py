@@ -3,9 +3,11 @@
 import errno
 import time
 from pathlib import Path
+from traceback import StackSummary
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.trainer.backends.process_ranks import rank_group
 from trinity.checkpoint import atomic
@@ -47,12 +49,26 @@ class HasNoRoom:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / str(dist.get_rank())).write_text("begun")
+        dist.barrier()
         if dist.get_rank() == 1:
             raise OSError(errno.ENOSPC, "No space left on device", str(folder))
         dist.barrier()
 
+    def load(self, folder: Path, weights_only: bool) -> None:
+        raise CheckpointException("load", {1: (KeyError("rng_state"), StackSummary())})
+
+
+class TellsOfIt(HasNoRoom):
+    """As Megatron does it where it can: all ranks fail, with what failed on one of them."""
+
+    def save(self, folder: Path) -> None:
+        cause = OSError(errno.ENOSPC, "No space left on device", str(folder))
+        raise CheckpointException("write", {1: (cause, StackSummary())})
+
 
 class SavesTogether(MegatronTrainRank):
+    model: type = HasNoRoom
+
     async def address(self) -> str:
         return own_address()
 
@@ -60,16 +76,23 @@ class SavesTogether(MegatronTrainRank):
         self._ranks = Ranks(self._rank, self._settings, address)
 
     def _megatron_models(self):
-        return {"actor": HasNoRoom()}
+        return {"actor": self.model()}
 
 
-async def test_a_rank_that_can_not_write_ends_the_save_at_once(tmp_path):
+class SavesAndTells(SavesTogether):
+    model = TellsOfIt
+
+
+@pytest.mark.parametrize("kind", [SavesTogether, SavesAndTells])
+async def test_a_rank_that_can_not_write_ends_the_save_at_once(tmp_path, kind):
     settings = VerlEngineSettings("model", strategy="megatron", device="cpu")
-    with rank_group(settings, 2, SavesTogether) as group:
+    with rank_group(settings, 2, kind) as group:
         await group.prepare()
         began = time.monotonic()
         with pytest.raises(TrinityError, match=r"Rank 1 .*global_step_3: .*No space left") as found:
             await group.save(tmp_path / "global_step_3")
         assert time.monotonic() - began < 10, "the ranks would wait 120 s for each other"
         assert "Rank 0" not in str(found.value)
-    assert not atomic.aside_of(tmp_path / "global_step_3").exists()
+        assert not atomic.aside_of(tmp_path / "global_step_3").exists()
+        with pytest.raises(TrinityError, match=r"Rank 1 could not read .*actor: 'rng_state'"):
+            await group.load(tmp_path / "global_step_2")

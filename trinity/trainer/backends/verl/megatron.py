@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trinity.checkpoint import layout
+from trinity.checkpoint.megatron import random_state_grid
 from trinity.trainer.backends.verl.model import VerlModel
 
 
@@ -27,6 +28,8 @@ class MegatronModel(VerlModel):
     def load(self, folder: Path, weights_only: bool) -> None:
         """Take up what any number of ranks saved; on all ranks at once.
 
+        Random state is for as many stages and tensor parallel ranks as saved it.
+
         Raises:
             ValueError: The folder holds no checkpoint of Megatron.
         """
@@ -37,7 +40,8 @@ class MegatronModel(VerlModel):
             )
         manager = self.engine.checkpoint_mananager
         manager.use_dist_checkpointing = True
-        steps = [["model"]] if weights_only else [["model"], ["optimizer", "extra"]]
+        rest = ["optimizer", "extra"] if self._knows_random_state(folder) else ["optimizer"]
+        steps = [["model"]] if weights_only else [["model"], rest]
         for contents in steps:  # together, veRL looks for the optimizer's places among the weights
             manager.checkpoint_load_contents = contents
             self.engine.load_checkpoint(str(folder), del_local_after_load=False)
@@ -45,6 +49,11 @@ class MegatronModel(VerlModel):
             self._masters().reload_model_params()
         else:
             self.num_steps = int(json.loads((folder / layout.STEPS).read_text())["num_steps"])
+
+    def _knows_random_state(self, folder: Path) -> bool:
+        sizes = self.engine.engine_config
+        own = (sizes.pipeline_model_parallel_size, sizes.tensor_model_parallel_size)
+        return random_state_grid(folder / "extra" / layout.DIST_CHECKPOINT) == own
 
     def _update(self) -> float:
         """Megatron would take up a gradient that is not finite, and spares norms from decay."""

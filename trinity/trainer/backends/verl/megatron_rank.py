@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from trinity.checkpoint import atomic, layout
 from trinity.common.errors import TrinityError
@@ -37,12 +38,13 @@ class MegatronTrainRank(VerlTrainRank):
         folder = Path(path)
         try:
             await self._run(lambda: self._save(folder, hf))
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             atomic.abandon_folder(folder)
+            rank, cause = _first_cause(error, self._rank.rank)
             raise TrinityError(
-                f"Rank {self._rank.rank} could not write its part of the checkpoint {folder.name}: "
-                f"{error}. The other ranks wait for it, so this run ends. The checkpoint before is "
-                "whole: once the cause is mended, start again."
+                f"Rank {rank} could not write its part of the checkpoint {folder.name}: {cause}. "
+                "The other ranks wait for it, so this run ends. The checkpoint before is whole: "
+                "once the cause is mended, start again."
             ) from error
 
     async def write_part(self, path: str | Path) -> None:
@@ -69,11 +71,23 @@ class MegatronTrainRank(VerlTrainRank):
 
     def _load(self, path: Path, weights_only: bool) -> None:
         for role, model in self._megatron_models().items():
-            model.load(path / role, weights_only)
+            try:
+                model.load(path / role, weights_only)
+            except CheckpointException as error:
+                rank, cause = _first_cause(error, self._rank.rank)
+                raise TrinityError(f"Rank {rank} could not read {path / role}: {cause}.") from error
 
     def _megatron_models(self) -> "dict[str, MegatronModel]":
         """The trained ones."""
         return cast("dict[str, MegatronModel]", self._trained())
+
+
+def _first_cause(error: BaseException, rank: int) -> tuple[int, BaseException]:
+    """Which rank failed, and of what. Megatron's ranks tell each other, by no `Exception`."""
+    if isinstance(error, CheckpointException):
+        for number, (cause, _) in sorted(error.failures.items()):
+            return number, cause
+    return rank, error
 
 
 def _write(folders: dict[str, HuggingFaceFolder], aside: Path) -> None:
