@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from tests.trainer.backends import staged_group
 from tests.trainer.backends.process_ranks import rank_group
-from tests.trainer.backends.steps import GRPO, ppo, rows
+from tests.trainer.backends.steps import GRPO, grpo, ppo, rows
 from tests.trainer.backends.verl.engines import settings, torch_engine
 from tests.trainer.toy import model_folder
-from trinity.checkpoint.convert import convert
+from trinity.checkpoint.convert import convert, load_folder
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.optimizer import OptimizerSettings
 from trinity.trainer.backends.torch.rank_group import RankGroup
@@ -37,11 +37,11 @@ WAYS = {
 }
 
 
-def a_model(path: Path) -> str:
+def a_model(path: Path, tied: bool = True) -> str:
     """Heads of 64, as attention kernels want them, and a vocabulary that two ranks can share."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 128}
     sizes["num_hidden_layers"] = 4
-    return model_folder(path, initializer_range=0.05, **sizes)
+    return model_folder(path, initializer_range=0.05, tie_word_embeddings=tied, **sizes)
 
 
 def on_gpu(folder: str, **changes: object) -> TorchEngineSettings:
@@ -72,7 +72,9 @@ async def compare(group, single, seeds: range) -> None:
         found = await group.forward_backward(batch, GRPO) | await group.optim_step()
         wanted = await single.forward_backward(batch, GRPO) | await single.optim_step()
         print(seed, *((found[n], wanted[n]) for n in ("actor/final_loss", "actor/grad_norm")))
-        assert found["actor/final_loss"] == pytest.approx(wanted["actor/final_loss"], abs=3e-3)
+        assert found["actor/final_loss"] == pytest.approx(
+            wanted["actor/final_loss"], abs=3e-3, rel=0.02
+        )
         assert found["actor/grad_norm"] == pytest.approx(wanted["actor/grad_norm"], rel=0.03)
         assert found["actor/lr"] == wanted["actor/lr"]
 
@@ -109,6 +111,33 @@ async def test_ten_steps_of_one_gpu_are_those_of_the_torch_trainer(tmp_path):
     assert converted(tmp_path / "global_step_10")
 
 
+async def test_two_ranks_share_experts(tmp_path):
+    experts = Qwen3MoeConfig(
+        hidden_size=256, intermediate_size=512, vocab_size=128, num_hidden_layers=2, head_dim=64,
+        num_attention_heads=4, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=128, initializer_range=0.05, architectures=["Qwen3MoeForCausalLM"],
+    )  # fmt: skip
+    experts.save_pretrained(tmp_path / "model")
+    told = []
+    for num_ranks in (1, 2):
+        given = for_megatron(str(tmp_path / "model"), megatron=MegatronSizes(expert=num_ranks))
+        with megatron_ranks(given, num_ranks) as group:
+            await group.prepare()
+            logprob = (await group.forward(rows(0)))["logprob"]
+            told.append((logprob, await grpo(group, range(2))))
+            await group.save(tmp_path / "global_step_2", True)
+            await group.wait_saved()
+            await group.close()
+        weights = load_folder(tmp_path / "global_step_2" / "actor" / "huggingface")
+        assert sum(".mlp.experts." in name for name in weights) == 2 * 4 * 3
+    (logprob, wanted), (found, steps) = told
+    torch.testing.assert_close(found, logprob, atol=0.1, rtol=0.02)
+    for step, other in zip(steps, wanted, strict=True):
+        print(*((step[n], other[n]) for n in ("actor/final_loss", "actor/grad_norm")))
+        assert step["actor/final_loss"] == pytest.approx(other["actor/final_loss"], abs=5e-3)
+        assert step["actor/grad_norm"] == pytest.approx(other["actor/grad_norm"], rel=0.05)
+
+
 async def test_rows_may_be_padded(tmp_path):
     folder = a_model(tmp_path / "model")
     with megatron_ranks(for_megatron(folder, packs=False), 1) as group:
@@ -139,7 +168,7 @@ async def test_a_critic_learns_and_a_gradient_that_is_not_finite_changes_nothing
 
 @pytest.mark.parametrize("way", list(WAYS))
 async def test_two_ranks_compute_what_one_does(tmp_path, way):
-    folder = a_model(tmp_path / "model")
+    folder = a_model(tmp_path / "model", tied=WAYS[way].virtual_pipeline is None)
     with megatron_ranks(for_megatron(folder, megatron=WAYS[way]), 2) as group:
         await group.prepare()
         async with torch_engine(on_gpu(folder)) as single:

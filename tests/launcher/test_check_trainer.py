@@ -179,6 +179,15 @@ MEGATRON_REFUSES = {
         {"megatron": {"virtual_pipeline_model_parallel_size": 2}},
         "Chunks of a stage need several stages, and there is one.",
     ),
+    "chunks of a tied model": (
+        {
+            "megatron": {
+                "pipeline_model_parallel_size": 2,
+                "virtual_pipeline_model_parallel_size": 2,
+            }
+        },
+        "whose output layer is its embedding (tie_word_embeddings). Remove it.",
+    ),
     "experts": ({"megatron": {"expert_model_parallel_size": 2}}, "has no experts to share"),
     "matrices of experts": (
         {"megatron": {"expert_tensor_parallel_size": 1}},

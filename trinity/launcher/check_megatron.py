@@ -97,6 +97,14 @@ def _useless(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
         message = "Chunks of a stage need several stages, and there is one."
         fix = "Remove it, or set `pipeline_model_parallel_size`."
         yield Problem(f"{_SIZES}.virtual_pipeline_model_parallel_size", message, fix, chunks)
+    if (chunks or 1) > 1 and shape.get("tie_word_embeddings"):
+        message = (
+            "megatron-bridge can't load several chunks of a stage of a model whose output layer is "
+            "its embedding (tie_word_embeddings)."
+        )
+        yield Problem(
+            f"{_SIZES}.virtual_pipeline_model_parallel_size", message, "Remove it.", chunks
+        )
     given = {
         "expert_model_parallel_size": experts if experts > 1 else None,
         "expert_tensor_parallel_size": sizes.expert_tensor_parallel_size,

@@ -111,11 +111,15 @@ class VerlModel:
         return norm
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights by Hugging Face name, each once, in the dtype they are computed with."""
-        wanted = {name for name, _ in self.plain.named_parameters()}
+        """Whole weights by Hugging Face name, each once, in the dtype they are computed with.
+
+        Megatron gives experts one by one, by names that transformers knows in files alone.
+        """
+        once = {name for name, _ in self.plain.named_parameters()}
+        repeated = self.plain.state_dict().keys() - once
         weights, _ = self.engine.get_per_tensor_param()
         for name, weight in weights:
-            if name in wanted:
+            if name not in repeated:
                 yield name, weight.detach().to(self.dtype)
 
     def _engine(self, configs: VerlConfigs) -> Any:
