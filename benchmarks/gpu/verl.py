@@ -96,4 +96,5 @@ if __name__ == "__main__":
     both = ["fsdp2", "fsdp"]
     parser.add_argument("--strategies", nargs="+", choices=[*both, "megatron"], default=both)
     args = parser.parse_args()
-    in_cluster("gpu_verl", lambda: measure(args.fused, args.strategies))
+    name = "gpu_verl_megatron" if args.strategies == ["megatron"] else "gpu_verl"
+    in_cluster(name, lambda: measure(args.fused, args.strategies))

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Packages for test_megatron.py on a machine without a network that has torch 2.11.0+cu130 and Python 3.12, as
-# parts of 13 and 29 MB. 20 minutes on one core, 10 GB of disk; nothing here needs a GPU.
-#   PYTHON=python3.12 tests/gpu/pack_megatron.sh FOLDER    makes FOLDER/m1/part.tar.xz, FOLDER/m2/...
-# There, each part: tar -xJf part.tar.xz -C /tmp/site; then PYTHONPATH=/tmp/site python3 -m pytest tests/gpu/test_megatron.py
+# Packs what tests/gpu/test_megatron.py and `python -m benchmarks.gpu.verl --strategies megatron` need for a GPU
+# machine that reaches no package index but has Python 3.12 with torch 2.11.0+cu130. Compiles Transformer Engine's
+# PyTorch part. Usage: megatron.sh OUT_DIR
+#   OUT_DIR gets m1/part.tar.xz (13 MB) and m2/part.tar.xz (29 MB). There, both into one folder, by
+#   tar -xJf part.tar.xz -C /tmp/megatron; then PYTHONPATH=/tmp/megatron.
+# Needs g++, xz and python3.12 (PYTHON); 20 minutes on one core and 10 GB in WORK (a folder of its own, which may be
+# kept: what lies there is not made again). No GPU, no nvcc.
 set -euo pipefail
-here=$(cd "$(dirname "$0")/../.." && pwd)
-out=$(mkdir -p "$1" && cd "$1" && pwd)
+here=$(cd "$(dirname "$0")/../../.." && pwd)
+out=${1:?usage: megatron.sh OUT_DIR}; mkdir -p "$out"; out=$(cd "$out" && pwd)
 work=${WORK:-$(mktemp -d)}
 release=2.12.0   # of Transformer Engine
 # what the other machine has, in the same version or one that does as well
@@ -20,7 +23,8 @@ packages=$(echo build/lib/python3.12/site-packages)
 
 # Transformer Engine's PyTorch part, published as source: 28 files that begin with the same headers
 name=transformer_engine_torch
-pip download -q --no-deps --no-binary=:all: --no-build-isolation -d . "transformer-engine-torch==$release"
+[[ -e $name-$release.tar.gz ]] ||
+  pip download -q --no-deps --no-binary=:all: --no-build-isolation -d . "transformer-engine-torch==$release"
 tar -xzf $name-$release.tar.gz
 compile() {
   g++ -O2 -g0 -std=c++17 -fPIC -fvisibility=hidden -w -DTORCH_API_INCLUDE_EXTENSION_H "-DTORCH_EXTENSION_NAME=$name" \
