@@ -8,6 +8,7 @@ import pytest
 from tests.trainer.toy import tiny_config
 from trinity.checkpoint import atomic
 from trinity.common.config import Config, InferenceModelConfig
+from trinity.common.constants import Mode
 from trinity.engine.tinker.engine import TinkerEngine
 from trinity.engine.tinker.saved import SavedModel
 from trinity.launcher.build_explorer import tinker_settings
@@ -82,6 +83,9 @@ def test_the_address_and_the_name_are_those_of_the_file(tmp_path):
     for model, name in ((config.explorer.rollout_model, "toy/model"), (teacher, "teacher/model")):
         settings = tinker_settings(config, model)
         assert (settings.service.base_model, settings.tokenizer_path) == (name, model.model_path)
+        assert not settings.keeps_temperature
+    serving = config.model_copy(update={"mode": Mode.SERVE})
+    assert tinker_settings(serving, serving.explorer.rollout_model).keeps_temperature
 
 
 def problems(plan: RunPlan) -> list[str]:

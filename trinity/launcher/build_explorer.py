@@ -238,6 +238,7 @@ def tinker_settings(config: Config, model: InferenceModelConfig) -> TinkerEngine
         tokenizer_path=path,
         max_model_len=model.max_model_len,
         seed=model.seed,
+        keeps_temperature=is_trained and config.mode is Mode.SERVE,
     )
 
 

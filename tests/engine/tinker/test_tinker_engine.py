@@ -126,6 +126,17 @@ async def test_sequences_longer_than_the_service_takes_are_refused_at_the_start(
     await engine.close()
 
 
+async def test_what_users_ask_for_is_at_the_temperature_that_is_trained_at(service, folder):
+    place = TinkerServiceSettings(NAME, service.address)
+    engine = TinkerEngine(TinkerEngineSettings(place, folder, keeps_temperature=True))
+    await engine.prepare()
+    with pytest.raises(ValueError, match=r"temperature is 0\.7"):
+        await engine.sample([5], SamplingParams(temperature=0.7))
+    for heat in (0.0, 1.0):
+        assert await engine.sample([5], SamplingParams(temperature=heat, max_tokens=1))
+    await engine.close()
+
+
 async def start(base_url: str, folder: str, **changes: object) -> str:
     """What a start fails with."""
     place = {"base_model": NAME, "base_url": base_url, "start_timeout_s": 1.0, **changes}

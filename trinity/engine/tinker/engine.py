@@ -165,6 +165,11 @@ class TinkerEngine:
         """`ValueError` for what the service can't do."""
         if adapter is not None:
             raise ValueError(f"There is no adapter {adapter!r}: the service samples from its own.")
+        if self._settings.keeps_temperature and params.temperature not in (0, 1):
+            raise ValueError(
+                f"temperature is {params.temperature}, but what is sampled here is trained on, and "
+                "the Tinker service trains at temperature 1."
+            )
         absent = {
             "min_p": params.min_p != 0,
             "min_tokens": params.min_tokens > 0,

@@ -48,9 +48,12 @@ class TinkerEngineSettings:
         tokenizer_path: Folder or hub name of the model here: tells which tokens end a text.
         max_model_len: Prompt and response tokens of one sequence; None: what the service allows.
         seed: Of requests that bring none.
+        keeps_temperature: Refuse other temperatures than 1, at which the service trains, and 0: of
+            requests that come from outside and are trained on.
     """
 
     service: TinkerServiceSettings
     tokenizer_path: str
     max_model_len: int | None = None
     seed: int = 42
+    keeps_temperature: bool = False
