@@ -19,6 +19,14 @@ algorithm: {algorithm_type: grpo, repeat_times: 8}
 """
 
 
+@pytest.fixture(autouse=True)
+def processor(monkeypatch) -> dict[str, bool]:
+    """What it can do; tests change it."""
+    found = {"has_bfloat16": True}
+    monkeypatch.setattr("trinity.launcher.cpu.has_bfloat16", lambda: found["has_bfloat16"])
+    return found
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     (tmp_path / "run.yaml").write_text(GPU_RUN)
@@ -43,6 +51,20 @@ def test_what_needs_gpus_is_replaced_and_told(config: Config) -> None:
     }
     assert fitted.algorithm == config.algorithm and fitted.model == config.model
     assert fitted.explorer.rollout_model.engine_num == 4
+
+
+def test_without_instructions_for_bfloat16_all_is_float32(
+    config: Config, processor: dict[str, bool]
+) -> None:
+    processor["has_bfloat16"] = False
+    fitted, changes = for_cpu(config)
+    told = {change.key for change in changes if change.after == "float32"}
+    sections = ("trainer", "explorer.rollout_model", "explorer.auxiliary_models[0]")
+    assert told == {f"{section}.dtype" for section in sections}
+    assert for_cpu(fitted) == (fitted, [])
+    config.trainer.dtype = "bfloat16"  # the user wants it all the same
+    fitted, _ = for_cpu(config)
+    assert fitted.explorer.rollout_model.dtype == fitted.trainer.dtype == "bfloat16"
 
 
 def test_nothing_is_left_to_replace(config: Config) -> None:

@@ -1,10 +1,11 @@
 """`--cpu`: the same file on a machine without GPUs. Says what it replaced by what."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trinity.common.config import Config, InferenceModelConfig, MegatronConfig, StageConfig
 from trinity.common.constants import EngineType, Mode, SyncMethod, TrainerStrategy, TrainerType
+from trinity.utils.processor import has_bfloat16
 
 _PARALLEL_SIZES = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
 
@@ -56,9 +57,26 @@ def for_cpu(config: Config) -> tuple[Config, list[Replacement]]:
                     put(section.trainer.megatron, f"{key}megatron.", name, default)
         if section.mode is Mode.COLOCATE:
             put(section, prefix, "mode", Mode.BOTH)
+    if not has_bfloat16():
+        _use_float32(copy, put)
     if copy.synchronizer.sync_method is SyncMethod.NCCL:
         put(copy.synchronizer, "synchronizer.", "sync_method", SyncMethod.MEMORY)
     return copy, changes
+
+
+def _use_float32(config: Config, put: Callable[[object, str, str, object], None]) -> None:
+    """Without instructions for it, bfloat16 takes several times as long, and as much memory.
+
+    Where the user names a number format, that one stays.
+    """
+    rollout, trainer = config.explorer.rollout_model, config.trainer
+    named = trainer.model_fields_set | rollout.model_fields_set
+    if rollout.engine_type is not EngineType.TORCH or "dtype" in named:
+        return
+    put(trainer, "trainer.", "dtype", "float32")
+    for key, model in _models(config, ""):
+        if model.engine_type is EngineType.TORCH and "dtype" not in model.model_fields_set:
+            put(model, key, "dtype", "float32")
 
 
 def _models(
