@@ -23,7 +23,7 @@ async def test_grpo_of_five_steps(tmp_path, world_size, tied):
     async with torch_engine(given) as plain:
         wanted = await grpo(plain, range(5))
     async with verl_engine(given, world_size) as engine:
-        assert_same(await grpo(engine, range(5)), wanted)
+        assert_same(await grpo(engine, range(5)), wanted, tolerance=2e-5)
 
 
 async def test_grpo_with_fused_kernels_in_processes_of_their_own(tmp_path):
