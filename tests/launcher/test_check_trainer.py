@@ -12,10 +12,17 @@ from tests.trainer.toy import tiny_config
 from trinity.checkpoint import layout
 from trinity.common.config import Config
 from trinity.common.constants import Mode
+from trinity.launcher import check_verl
 from trinity.launcher.check_megatron import megatron_problems
 from trinity.launcher.check_trainer import divides, trainer_problems
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.plan import GpuNeeds, RunPlan, make_plan
+
+
+@pytest.fixture(autouse=True)
+def no_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Development environments have TRL, beside which veRL is refused."""
+    monkeypatch.setattr(check_verl, "unusable_trl", lambda: None)
 
 
 @pytest.fixture

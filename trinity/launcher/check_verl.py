@@ -10,6 +10,7 @@ from trinity.launcher.plan import RunPlan
 from trinity.trainer.backends.verl.compat import (
     can_pack,
     flash_attn_fault,
+    unusable_trl,
 )
 
 
@@ -30,6 +31,11 @@ def verl_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Proble
         message = "clipv reads a sum over the vocabulary that veRL's engines do not give."
         fix = "Set it to `clipb`, or use `trainer_type: torch`."
         yield Problem("algorithm.advantage_fn", message, fix, "clipv")
+    trl = None if is_megatron else unusable_trl()
+    if trl is not None:
+        message = f"TRL {trl} is installed, and veRL's FSDP engines can't be imported beside it."
+        fix = "Run pip uninstall trl in this environment."
+        yield Problem("trainer.trainer_type", message, fix, "verl")
     needs_flash = trainer.use_remove_padding and not is_megatron
     fault = flash_attn_fault(plan.device) if needs_flash else None
     if fault is not None:

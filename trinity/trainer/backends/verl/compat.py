@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 from trinity.common.errors import MissingExtraError, TrinityError
 
@@ -14,6 +15,9 @@ _MEGATRON = {
     "transformer_engine": "transformer-engine",
 }
 """Module -> package that veRL's Megatron engine needs."""
+
+_TRL_CLASS = "AutoModelForCausalLMWithValueHead"
+_TRL_PLACES = ("experimental/ppo/__init__.py", "__init__.py")
 
 
 def require_verl(strategy: str) -> None:
@@ -80,3 +84,21 @@ def flash_attn_fault(device: str) -> str | None:
         except ImportError as error:
             return str(error)
     return None
+
+
+def unusable_trl() -> str | None:
+    """The version of an installed TRL that ends veRL's FSDP engines at their start, or None.
+
+    Where TRL is there they import a class of it, by one of two modules; TRL 1.13 and newer lack it.
+    The files are looked at, since TRL takes long to import.
+    """
+    found = find_spec("trl")
+    if found is None or found.origin is None:
+        return None
+    files = [Path(found.origin).parent / place for place in _TRL_PLACES]
+    if any(file.is_file() and _TRL_CLASS in file.read_text(encoding="utf-8") for file in files):
+        return None
+    try:
+        return importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        return "of no known version"
