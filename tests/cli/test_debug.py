@@ -91,3 +91,15 @@ def test_a_model_in_one_terminal_serves_the_workflow_in_another(config: Path):
         server.send_signal(signal.SIGINT)
         server.wait(30)
     assert not list(config.parent.glob("trinity_debug_*/*.sock"))
+
+
+def test_a_file_for_gpus_is_tried_on_the_cpu(config: Path):
+    text = config.read_text().replace("gpu_per_node: 0", "gpu_per_node: 2")
+    config.write_text(text.replace("engine_type: torch", "engine_type: vllm"))
+    shown = subprocess.run(
+        [sys.executable, "-m", "trinity.cli.launcher", *arguments(config, "--cpu")],
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "Written:" in shown.stdout

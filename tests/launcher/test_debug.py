@@ -68,6 +68,12 @@ async def test_what_is_not_there_is_named(config, tmp_path, values, text):
         await debug_workflow(run, Console(quiet=True))
 
 
+async def test_an_engine_that_does_not_run_so_is_named_with_what_to_do(config, tmp_path):
+    run = DebugRun(config("explorer.rollout_model.engine_type=vllm"), output=tmp_path / "out")
+    with pytest.raises(DebugError, match=r"engine_type is 'vllm'\. Add --cpu"):
+        await debug_workflow(run, Console(quiet=True))
+
+
 async def test_mistakes_and_failures_are_shown(config, tmp_path):
     loaded = config("buffer.explorer_input.taskset.default_reward_fn_type=exact_mtach_reward")
     with pytest.raises(ConfigError, match="exact_match_reward"):

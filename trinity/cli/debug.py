@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from trinity.cli.run_command import CPU
 from trinity.cli.usage import PLUGIN_DIR, UsageError
 
 CONFIG = typer.Option(None, "--config", "-c", help="YAML file of the run.")
@@ -44,6 +45,7 @@ def command(
     taskset: str = TASKSET,
     repeat: int = REPEAT,
     fake: list[str] = FAKE,
+    cpu: bool = CPU,
 ) -> None:
     """Try a workflow on one task: show its turns, tokens, rewards and time."""
     import asyncio
@@ -61,6 +63,7 @@ def command(
         raise UsageError("--config is missing: the YAML file whose workflow or model is meant.")
     with _no_collector():
         from trinity.common.config import load_config
+        from trinity.launcher.cpu import for_cpu
         from trinity.launcher.debug import DebugRun, debug_workflow, serve_models
         from trinity.utils.plugins import load_plugins
 
@@ -68,6 +71,8 @@ def command(
     os.environ.setdefault("TRINITY_LOG_DIR", str(folder / "log"))
     sys.path.insert(0, os.getcwd())
     loaded = load_config(config, overrides or ())
+    if cpu:
+        loaded, _ = for_cpu(loaded)
     plugin_dirs = tuple(str(path.resolve()) for path in plugin_dir or ())
     load_plugins(plugin_dirs)
     if module == "inference_model":

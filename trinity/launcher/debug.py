@@ -127,8 +127,8 @@ def local_engine(config: Config, model: InferenceModelConfig) -> InferenceEngine
         return engine
     if model.engine_type is not EngineType.TORCH:
         raise DebugError(
-            f"trinity debug runs the embedded engine, but engine_type is {model.engine_type!r}. "
-            "Add explorer.rollout_model.engine_type=torch, or use --fake."
+            f"trinity debug runs the embedded engine, but engine_type is '{model.engine_type}'. "
+            "Add --cpu for the embedded one in its place, or use --fake."
         )
     from trinity.engine.torch.engine import TorchEngine
     from trinity.launcher.build_explorer import torch_settings

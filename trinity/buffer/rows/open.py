@@ -167,7 +167,7 @@ def _load(path: str, split: str, subset: str | None) -> Rows:
 def _from_hub(path: str, split: str, subset: str | None) -> Rows:
     problem = hub_problem(path, "dataset")  # `datasets` itself would try for half a minute
     if problem:
-        raise DataError(problem)
+        raise DataError(f"{path!r} is no data set that can be had. {problem}")
     return _load(path, split, subset)
 
 
