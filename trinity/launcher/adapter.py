@@ -6,11 +6,10 @@ from pathlib import Path
 from trinity.common.config import Config, InferenceModelConfig
 from trinity.common.config.model import LoRAConfig
 from trinity.common.errors import Problem
+from trinity.common.models.adapter_files import CONFIG, rank_in
 from trinity.common.models.adapters import (
-    CONFIG,
     AdapterSettings,
     empty_model,
-    rank_in,
     target_trouble,
 )
 from trinity.common.models.protocol import NamedAdapter
@@ -48,7 +47,7 @@ def named_adapter_problems(key: str, model: InferenceModelConfig) -> Iterator[Pr
     for index, adapter in enumerate(named_adapters(model)):
         try:
             rank_in(Path(adapter.path))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
             place = f"{key}.lora_modules.{index}.path"
             yield Problem(place, str(error), "Name the folder of an adapter.", adapter.path)
 

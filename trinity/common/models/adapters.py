@@ -12,39 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from trinity.common.models.adapter_files import (
+    CONFIG,
+    DOWN,
+    UP,
+    WEIGHTS,
+    file_name,
+    read_settings,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel  # takes a second to import
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_PREFIX = "base_model.model."
-_BASE, _DOWN, _UP = ".base_layer.", ".lora_A.", ".lora_B."
-_KEPT = (
-    "r",
-    "lora_alpha",
-    "target_modules",
-    "exclude_modules",
-    "use_rslora",
-    "rank_pattern",
-    "alpha_pattern",
-    "layers_to_transform",
-    "layers_pattern",
-)
-"""PEFT's settings that say where an update is, how wide and how it is scaled."""
-
-_PLAIN = {
-    "bias": "none",
-    "lora_bias": False,
-    "modules_to_save": None,
-    "target_parameters": None,
-    "trainable_token_indices": None,
-    "use_dora": False,
-}
-"""Those by which an adapter is more than its updates -> the value with which it is not."""
-
+_BASE = ".base_layer."
 Named = Iterable[tuple[str, Tensor]]
 
 
@@ -84,12 +67,15 @@ def add_adapter_inplace(model: "PreTrainedModel", settings: AdapterSettings) -> 
 
     if settings.path is None and (trouble := target_trouble(model, settings.target_modules)):
         raise ValueError(trouble)
-    given = _read_config(Path(settings.path)) if settings.path else _config_of(settings)
+    given = read_settings(Path(settings.path)) if settings.path else _config_of(settings)
     config = LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **given)
     config.base_model_name_or_path = settings.base_model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        inject_adapter_in_model(config, model, adapter_name=settings.name)
+        try:
+            inject_adapter_in_model(config, model, adapter_name=settings.name)
+        except re.error as error:
+            raise ValueError(f"A name of modules is no regular expression: {error}.") from error
     _refuse_ends(model)
     parameters = adapter_parameters(model)
     for name, parameter in model.named_parameters():
@@ -162,25 +148,6 @@ def adapter_on_empty_model(
     return AdapterFolder(weights, _config_on(model))
 
 
-def rank_in(folder: Path) -> int:
-    """Rank of the widest update of the adapter in ``folder``.
-
-    Raises:
-        FileNotFoundError: There is none.
-        ValueError: It is more than a pair of matrices for each module.
-    """
-    found = _read_config(folder)
-    return max([int(found["r"]), *map(int, found.get("rank_pattern", {}).values())])
-
-
-def read_adapter(folder: Path, adapter: str) -> Iterator[tuple[str, Tensor]]:
-    """Weights of the adapter in ``folder``, by their names in a model that calls it ``adapter``."""
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118  # not a dict
-            module, kind, _ = _split(name)
-            yield f"{module.removeprefix(_PREFIX)}{kind}{adapter}.weight", file.get_tensor(name)
-
-
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapter's parameters by their names in the model; {} if it has none."""
     return {n: p for n, p in model.named_parameters() if is_adapter_name(n)}
@@ -188,7 +155,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def is_adapter_name(name: str) -> bool:
     """Whether a parameter of that name belongs to an adapter."""
-    return _DOWN in name or _UP in name
+    return DOWN in name or UP in name
 
 
 @contextmanager
@@ -217,10 +184,10 @@ def merged(weights: Named, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in weights:
         if _BASE in name:
             held[name] = tensor
-        elif _DOWN in name:
+        elif DOWN in name:
             down = tensor
-        elif _UP in name:
-            module = name.partition(_UP)[0]
+        elif UP in name:
+            module = name.partition(UP)[0]
             assert down is not None, "the matrices of an update come side by side"
             base = f"{module}{_BASE}weight"
             update = scales[module] * (tensor.float() @ down.float())
@@ -253,7 +220,7 @@ class AdapterFolder:
     def write(self, folder: Path) -> None:
         """Write both files."""
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {_file_name(name): weight.contiguous() for name, weight in self.weights.items()}
+        weights = {file_name(name): weight.contiguous() for name, weight in self.weights.items()}
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(dict(self.config), indent=2))
 
@@ -276,46 +243,22 @@ def _config_on(model: nn.Module) -> dict[str, object]:
     return {key: _plain(value) for key, value in config.items()}
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    """The settings that the adapter in ``folder`` was made with."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} is no adapter: it has no {CONFIG}.")
-    found = json.loads(path.read_text())
-    if found.get("peft_type", "LORA") != "LORA":
-        raise ValueError(f"The adapter in {folder} is of the kind {found['peft_type']}, not LORA.")
-    for name, harmless in _PLAIN.items():
-        if found.get(name) and found[name] != harmless:
-            raise ValueError(
-                f"The adapter in {folder} was made with {name}: {found[name]}, and only the two "
-                "matrices of each update are read here."
-            )
-    return {name: found[name] for name in _KEPT if found.get(name) is not None}
-
-
 def _load_inplace(parameters: Mapping[str, nn.Parameter], folder: Path, adapter: str) -> None:
     found = load_file(folder / WEIGHTS)
     for name, parameter in parameters.items():
-        weight = found.get(_file_name(name))
+        weight = found.pop(file_name(name), None)
         if weight is None or weight.shape != parameter.shape:
             shape = "missing" if weight is None else f"{tuple(weight.shape)}"
             raise ValueError(
-                f"The adapter in {folder} doesn't fit the model: its {_file_name(name)} is {shape},"
+                f"The adapter in {folder} doesn't fit the model: its {file_name(name)} is {shape},"
                 f" and the model's is {tuple(parameter.shape)}."
             )
         parameter.data.copy_(weight)
-
-
-def _file_name(name: str) -> str:
-    """Name of a weight of an adapter in its file: without the adapter's own name."""
-    module, kind, _ = _split(name)
-    return f"{_PREFIX}{module}{kind}weight"
-
-
-def _split(name: str) -> tuple[str, str, str]:
-    kind = _DOWN if _DOWN in name else _UP
-    module, _, rest = name.partition(kind)
-    return module, kind, rest
+    if found:
+        raise ValueError(
+            f"The adapter in {folder} doesn't fit the model: it has {min(found)}, for which the "
+            f"model with its {CONFIG} has no place."
+        )
 
 
 def _refuse_ends(model: "PreTrainedModel") -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from vllm.lora.request import LoRARequest
 
+from trinity.common.models.adapter_files import read_adapter
 from trinity.common.models.adapters import (
     AdapterFolder,
     AdapterSettings,
     adapter_on_empty_model,
-    read_adapter,
 )
 from trinity.engine.vllm.shipping import Check
 

@@ -10,7 +10,8 @@ from torch import nn
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
-from trinity.common.models.adapters import empty_model, linear_names, read_adapter
+from trinity.common.models.adapter_files import read_adapter
+from trinity.common.models.adapters import empty_model, linear_names
 from trinity.engine.vllm.settings import VLLMEngineSettings
 
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"

@@ -12,7 +12,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 
 from trinity.common.config.nearest import nearest
-from trinity.common.models.adapters import rank_in
+from trinity.common.models.adapter_files import rank_in
 from trinity.common.models.protocol import NamedAdapter
 from trinity.engine.vllm.adapter import NUMBER, ServedAdapter
 from trinity.engine.vllm.compat import adapters_on_cpu, refuse_what_no_cpu_has

@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from trinity.common.models.adapters import read_adapter
+from trinity.common.models.adapter_files import read_adapter
 from trinity.engine.vllm.compat import repack_embeddings
 from trinity.engine.vllm.direct import DirectLoader
 from trinity.synchronizer.ipc import Handles, open_handles
