@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import shutil
 
 import httpx
 import openai
@@ -145,6 +146,35 @@ async def test_updates_of_the_whole_model_reach_what_is_below_an_adapter(kind, f
         assert await gap(engine, above, "one") < TOLERANCE[kind]
         [found] = await engine.sample([5], SamplingParams(max_tokens=1, seed=0), "one")
         assert found.versions == [1]
+    finally:
+        await engine.close()
+
+
+async def test_the_files_of_an_adapter_may_go_while_it_is_served(kind, folder, tmp_path):
+    """vLLM's workers read them again once others pushed an adapter out, or it was unloaded."""
+    few = {"lora_kwargs": {"max_loras": 1, "max_cpu_loras": 1}} if kind == "vllm" else {}
+    engine = make(kind, folder, None, loads_adapters=True, **few)
+    await engine.prepare()
+    try:
+        models = {}
+        for seed, name in enumerate(("one", "two")):
+            path = by_peft(folder, tmp_path / name, seed)
+            models[name] = peft_model(folder, path)
+            await engine.load_adapter(NamedAdapter(name, path))
+            shutil.rmtree(path)
+        for name in ("one", "two", "one"):
+            assert await gap(engine, models[name], name) < TOLERANCE[kind]
+        long = SamplingParams(n=2, max_tokens=600, ignore_eos=True, seed=1)
+        running = asyncio.ensure_future(engine.sample(prompt(20), long, "one"))
+        while not (await engine.health())["running"]:
+            await asyncio.sleep(0.01)
+        await engine.unload_adapter("one")
+        if kind == "vllm":
+            assert running.done() and [len(s.token_ids) for s in await running] == [600, 600]
+        else:
+            with pytest.raises(ValueError, match="'one' was unloaded"):
+                await running
+        assert await gap(engine, models["two"], "two") < TOLERANCE[kind]
     finally:
         await engine.close()
 

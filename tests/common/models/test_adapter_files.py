@@ -44,7 +44,7 @@ def test_what_was_written_is_read(folder):
         ({"r": None}, "r: Input should be a valid integer"),
         ({"r": "eight"}, "r: "),
         ({"r": 0}, "r: Input should be greater"),
-        ({"r": 10**9}, "rank 1000000000 by its adapter_config.json, .* widest update has 4"),
+        ({"r": 10**9}, r"rank 1000000000 by its adapter_config\.json, .* widest update has 4"),
         ({"rank_pattern": {"q_proj": 10**9}}, "rank 1000000000"),
         ({"rank_pattern": [3]}, "rank_pattern: "),
         ({"lora_alpha": "x"}, "lora_alpha"),
@@ -63,13 +63,13 @@ def test_settings_that_cannot_be_are_refused(folder, changes, message):
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
 def test_a_file_that_holds_no_settings_is_named(folder, text):
     (folder / CONFIG).write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match="adapter_config.json is not PEFT's"):
+    with pytest.raises(ValueError, match=r"adapter_config\.json is not PEFT's"):
         rank_in(folder)
 
 
 def test_weights_that_cannot_be_read_are_named(folder):
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:100])
-    with pytest.raises(ValueError, match="adapter_model.safetensors can't be read"):
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors can't be read"):
         rank_in(folder)
     save_file({"other": torch.zeros(1)}, folder / WEIGHTS)
     with pytest.raises(ValueError, match="holds no update"):
@@ -81,7 +81,7 @@ def test_weights_that_cannot_be_read_are_named(folder):
 
 def test_an_update_that_would_be_left_out_is_refused(folder):
     edit(folder, target_modules=["q_proj"])
-    with pytest.raises(ValueError, match="v_proj.*no place"):
+    with pytest.raises(ValueError, match=r"v_proj.*no place"):
         add_adapter_inplace(toy(), AdapterSettings(path=str(folder)))
     found = load_file(folder / WEIGHTS)
     save_file({name: w for name, w in found.items() if "v_proj" not in name}, folder / WEIGHTS)

@@ -32,8 +32,12 @@ class WithAdapters(FakeEngine):
         return list(self._known.values())
 
     async def load_adapter(self, adapter):
-        if adapter.name == self._refused:
+        if self._refused in (adapter.name, adapter.path):
             raise ValueError("no room")
+        if adapter.path == "/lost":
+            raise ConnectionError("The engine has ended.")
+        if adapter.name in self._known:
+            raise ValueError("loaded already")
         self._known[adapter.name] = adapter
 
     async def unload_adapter(self, name):
@@ -42,10 +46,10 @@ class WithAdapters(FakeEngine):
         del self._known[name]
 
 
-def model_with(*texts, **settings):
+def model_with(*texts, refused="", **settings):
     made = tokenizer("qwen25")
     ids = [[*made.encode(text), made.eos_token_id] for text in texts]
-    engine = WithAdapters(ids, end_ids=[made.eos_token_id])
+    engine = WithAdapters(ids, end_ids=[made.eos_token_id], refused=refused)
     given = {"name": "toy", "enable_history": True, "has_named_adapters": True, **settings}
     return ModelWrapper(engine, ModelSettings("/models/toy", **given), made), engine
 
@@ -103,6 +107,27 @@ async def test_nothing_is_loaded_where_that_is_off():
     with pytest.raises(openai.NotFoundError, match="enable_runtime_lora_updating to true"):
         await app.post("/load_lora_adapter", body={"lora_name": "x", "lora_path": "y"}, cast_to=str)
     assert await engine.adapters() == []
+
+
+async def test_one_adapter_takes_the_place_of_another_only_if_it_can_be_loaded():
+    model, engine = model_with(loads_adapters=True, refused="/adapters/wrong")
+    client = model.get_openai_async_client()
+    await model.load_adapter(ONE)
+
+    async def load(path, **body):
+        body |= {"lora_name": "one", "lora_path": path}
+        await client.post("/load_lora_adapter", body=body, cast_to=str)
+
+    with pytest.raises(openai.BadRequestError, match="no room"):
+        await load("/adapters/wrong", load_inplace=True)
+    assert await engine.adapters() == [ONE]
+    await load("/adapters/two", load_inplace=True)
+    assert await engine.adapters() == [NamedAdapter("one", "/adapters/two")]
+    await load("/adapters/three", load_inplace=True)
+    with pytest.raises(openai.BadRequestError, match="load_inplace"):
+        await load("/adapters/one")
+    with pytest.raises((openai.InternalServerError, ConnectionError)):  # no mistake of the client
+        await load("/lost", load_inplace=True)
 
 
 async def test_all_engines_load_an_adapter_or_none():

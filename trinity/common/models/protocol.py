@@ -189,7 +189,11 @@ class AdapterEngine(InferenceEngine, Protocol):
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Have it no longer; `LookupError` if there is none of that name."""
+        """Have it no longer: what runs on it ends first, or fails.
+
+        Raises:
+            LookupError: There is none of that name.
+        """
         ...
 
 

@@ -120,12 +120,13 @@ class VLLMEngine:
             raise
 
     async def _load_named(self, adapter: NamedAdapter, llm: AsyncLLM) -> None:
-        request = self._named.meet(adapter)
+        request = await asyncio.to_thread(self._named.meet, adapter)
         try:
             await llm.add_lora(request)
         except EngineDeadError:
             raise
         except Exception as error:  # vLLM raises all kinds
+            self._named.discard(request)
             raise cant_load(adapter, error) from error
         self._named.add(adapter, request)
 
@@ -151,7 +152,8 @@ class VLLMEngine:
         indices = parts(params, self._settings)
         jobs = [self._some(prompt, params, part, room) for part in indices]
         try:
-            return [sample for part in await asyncio.gather(*jobs) for sample in part]
+            with self._named.in_use(lora):
+                return [sample for part in await asyncio.gather(*jobs) for sample in part]
         finally:
             self._partial.pop(params.request_id or "", None)
 
@@ -171,13 +173,14 @@ class VLLMEngine:
         lora = self._lora_of(adapter)
         self._require_sound()
         ids = list(token_ids)
-        if temperature in (0, 1.0):
-            return await self._prompt_logprobs(_Prompt(ids, lora))
-        jobs = [
-            self._next_logprob(_Prompt(ids[:k], lora), ids[k], temperature)
-            for k in range(1, len(ids))
-        ]
-        return list(await asyncio.gather(*jobs))
+        with self._named.in_use(lora):
+            if temperature in (0, 1.0):
+                return await self._prompt_logprobs(_Prompt(ids, lora))
+            jobs = [
+                self._next_logprob(_Prompt(ids[:k], lora), ids[k], temperature)
+                for k in range(1, len(ids))
+            ]
+            return list(await asyncio.gather(*jobs))
 
     async def load_weights(self, ticket: WeightTicket) -> str:
         """Replace the weights by those of ``ticket``; the digest of what vLLM's workers received.
@@ -267,9 +270,11 @@ class VLLMEngine:
 
     async def unload_adapter(self, name: str) -> None:
         """Have it no longer; what runs on it ends first. `LookupError` if there is none."""
-        request = self._named.remove(name)
+        loaded = self._named.remove(name)
+        await loaded.is_idle.wait()
         async with self._update_lock, self._telling_of_death():
-            await self._ready.remove_lora(request.lora_int_id)
+            await self._ready.remove_lora(loaded.request.lora_int_id)
+        self._named.discard(loaded.request)
 
     async def pause(self) -> None:
         """Finish no further step until `resume`; requests wait."""
@@ -304,6 +309,7 @@ class VLLMEngine:
             await asyncio.to_thread(self._llm.shutdown)
             self._llm = None
         self._folder.cleanup()
+        self._named.cleanup()
         if self._adapter is not None:
             self._adapter.cleanup()
 

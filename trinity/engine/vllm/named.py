@@ -1,7 +1,12 @@
 """Adapters that vLLM has beside the weights that updates bring, and its settings for them."""
 
+import asyncio
 import itertools
-from dataclasses import fields
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +17,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 
 from trinity.common.config.nearest import nearest
-from trinity.common.models.adapter_files import rank_in
+from trinity.common.models.adapter_files import CONFIG, WEIGHTS, rank_in
 from trinity.common.models.protocol import NamedAdapter
 from trinity.engine.vllm.adapter import NUMBER, ServedAdapter
 from trinity.engine.vllm.compat import adapters_on_cpu, refuse_what_no_cpu_has
@@ -22,19 +27,36 @@ _LATER_RANK = 16  # of adapters that come later, unless more is asked for: vLLM'
 _OTHER_NAMES = {"target_modules": "lora_target_modules"}
 
 
+@dataclass
+class Loaded:
+    """An adapter, what requests for it are sent with, and how many of them run."""
+
+    adapter: NamedAdapter
+    request: LoRARequest
+    num_running: int = 0
+    is_idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class NamedAdapters:
-    """What requests for each of them are sent with; vLLM's workers read the files when asked."""
+    """What requests for each of them are sent with.
+
+    vLLM's workers read the files when an adapter is asked for, and again once others have pushed
+    it out, and end if the files are not there: so they get copies, which nobody else removes.
+
+    Lifecycle: ``meet`` -> ``add`` -> ``remove`` -> ``discard``, for each -> ``cleanup``.
+    """
 
     def __init__(self, trained: ServedAdapter | None) -> None:
         self._trained = None if trained is None else trained.name
-        self._known: dict[str, NamedAdapter] = {}
-        self._requests: dict[str, LoRARequest] = {}
+        self._by_name: dict[str, Loaded] = {}
+        self._by_number: dict[int, Loaded] = {}
         self._numbers = itertools.count(NUMBER + 1)
+        self._place: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def known(self) -> list[NamedAdapter]:
         """All that vLLM has, in the order in which they came."""
-        return list(self._known.values())
+        return [loaded.adapter for loaded in self._by_name.values()]
 
     def meet(self, adapter: NamedAdapter) -> LoRARequest:
         """A request with which vLLM can load ``adapter``, under a number that no other ever had.
@@ -44,29 +66,67 @@ class NamedAdapters:
         """
         if adapter.name == self._trained:
             raise ValueError(f"The name {adapter.name!r} is taken by the adapter that is trained.")
-        if adapter.name in self._known:
+        if adapter.name in self._by_name:
             raise ValueError(f"The adapter {adapter.name!r} is loaded already.")
+        number = next(self._numbers)
         try:
             rank_in(Path(adapter.path))
             refuse_what_no_cpu_has(Path(adapter.path))
+            return LoRARequest(adapter.name, number, str(self._copy(Path(adapter.path), number)))
         except (OSError, SafetensorError, ValueError) as error:
             raise cant_load(adapter, error) from error
-        return LoRARequest(adapter.name, next(self._numbers), adapter.path)
 
     def add(self, adapter: NamedAdapter, request: LoRARequest) -> None:
         """vLLM has it."""
-        self._known[adapter.name], self._requests[adapter.name] = adapter, request
+        loaded = Loaded(adapter, request)
+        loaded.is_idle.set()
+        self._by_name[adapter.name] = self._by_number[request.lora_int_id] = loaded
 
-    def remove(self, name: str) -> LoRARequest:
-        """`LookupError` if there is none of that name."""
-        if name not in self._known:
+    def remove(self, name: str) -> Loaded:
+        """No more requests for it; `LookupError` if there is none of that name."""
+        if name not in self._by_name:
             raise LookupError(f"The engine has no adapter {name!r}.")
-        del self._known[name]
-        return self._requests.pop(name)
+        return self._by_name.pop(name)
+
+    def discard(self, request: LoRARequest) -> None:
+        """vLLM has it no longer, or never had."""
+        self._by_number.pop(request.lora_int_id, None)
+        shutil.rmtree(request.lora_path, ignore_errors=True)
+
+    def cleanup(self) -> None:
+        """Remove the copies."""
+        if self._place is not None:
+            self._place.cleanup()
 
     def request(self, name: str) -> LoRARequest | None:
         """What a request for ``name`` is sent with; None if there is no such adapter."""
-        return self._requests.get(name)
+        loaded = self._by_name.get(name)
+        return None if loaded is None else loaded.request
+
+    @contextmanager
+    def in_use(self, request: LoRARequest | None) -> Iterator[None]:
+        """While this lasts, an adapter is not idle; others than these are passed over."""
+        loaded = None if request is None else self._by_number.get(request.lora_int_id)
+        if loaded is None:
+            yield
+            return
+        loaded.num_running += 1
+        loaded.is_idle.clear()
+        try:
+            yield
+        finally:
+            loaded.num_running -= 1
+            if not loaded.num_running:
+                loaded.is_idle.set()
+
+    def _copy(self, folder: Path, number: int) -> Path:
+        if self._place is None:
+            self._place = tempfile.TemporaryDirectory(prefix="trinity_adapters_")
+        copy = Path(self._place.name) / str(number)
+        copy.mkdir()
+        for name in (CONFIG, WEIGHTS):
+            shutil.copyfile(folder / name, copy / name)
+        return copy
 
 
 def cant_load(adapter: NamedAdapter, error: Exception) -> ValueError:

@@ -1,5 +1,6 @@
 """Adapters in the API: which one a request names, the list of models, loading and unloading."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -18,7 +19,7 @@ class LoadRequest(BaseModel):
 
     Args:
         lora_path: A folder on the machine of the engines.
-        load_inplace: Take the place of one of the same name.
+        load_inplace: Take the place of one of the same name, which stays if this one is refused.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -80,15 +81,19 @@ async def _load(request: LoadRequest, model: "ModelWrapper") -> None:
     name = request.lora_name
     if name in _own_names(model):
         raise ApiError(400, f"The name {name!r} is taken by what is trained; pick another.")
-    known = [adapter.name for adapter in await model.adapters()]
+    known = {adapter.name: adapter for adapter in await model.adapters()}
     if name in known and not request.load_inplace:
         text = f"The adapter {name!r} is loaded. Unload it first, or send load_inplace: true."
         raise ApiError(400, text)
-    if name in known:
-        await model.unload_adapter(name)
+    if request.load_inplace:
+        with suppress(LookupError):  # of several engines some may have it, which is not known then
+            await model.unload_adapter(name)
     try:
         await model.load_adapter(NamedAdapter(name, request.lora_path, request.base_model_name))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
+        if name in known:
+            with suppress(ValueError):  # its files may be those that were just refused
+                await model.load_adapter(known[name])
         raise ApiError(400, str(error)) from error
 
 
