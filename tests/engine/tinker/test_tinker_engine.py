@@ -118,6 +118,17 @@ async def test_a_cancelled_request_is_cancelled_there_too(service, folder):
     await engine.close()
 
 
+async def test_requests_that_wait_end_with_the_engine(service, folder):
+    engine = engine_of(service, folder)
+    await engine.prepare()
+    await engine.pause()
+    waiting = asyncio.create_task(engine.sample([5], SamplingParams(max_tokens=1)))
+    await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await asyncio.wait_for(waiting, 5)
+
+
 async def test_sequences_longer_than_the_service_takes_are_refused_at_the_start(service, folder):
     place = TinkerServiceSettings(NAME, service.address)
     engine = TinkerEngine(TinkerEngineSettings(place, folder, max_model_len=1025))

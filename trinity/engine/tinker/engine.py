@@ -141,6 +141,7 @@ class TinkerEngine:
 
     async def close(self) -> None:
         self._is_closed, self._sampler = True, None
+        self._may_start.set()  # those that wait are told
         await self._service.close()
 
     def _ready(self) -> "SamplingClient":

@@ -308,6 +308,7 @@ class VLLMEngine:
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown)
             self._llm = None
+        self._may_start.set()  # those that wait are told
         self._folder.cleanup()
         self._named.cleanup()
         if self._adapter is not None:
