@@ -21,7 +21,7 @@ class WithAdapters(FakeEngine):
     def __init__(self, *args, refused="", **kwargs):
         super().__init__(*args, **kwargs)
         self.asked: list[str | None] = []
-        self._refused = refused
+        self._refused, self.is_lost = refused, False
         self._known: dict[str, NamedAdapter] = {}
 
     async def sample(self, prompt_ids, params, adapter=None):
@@ -29,6 +29,8 @@ class WithAdapters(FakeEngine):
         return await super().sample(prompt_ids, params, adapter)
 
     async def adapters(self):
+        if self.is_lost:
+            raise ConnectionError("The engine has ended.")
         return list(self._known.values())
 
     async def load_adapter(self, adapter):
@@ -66,6 +68,8 @@ async def test_what_an_adapter_replies_is_no_experience_of_the_model():
     assert replies == {"a": "one", "b": "toy", "c": "one", "d": "toy"}
     recorded = model.extract_experience_from_history()
     assert [e.response_text for e in recorded] == ["b", "d"]
+    with pytest.raises(ValueError, match="nothing was recorded"):
+        model.with_adapter("one").extract_experience_from_history()
 
 
 async def test_a_conversation_with_an_adapter_goes_on_from_its_own_tokens():
@@ -143,3 +147,14 @@ async def test_all_engines_load_an_adapter_or_none():
     assert await engines[0].adapters() == []
     with pytest.raises(LookupError):
         await group.unload_adapter("one")
+
+
+async def test_adapters_are_known_while_an_engine_is_started_again():
+    engines = [WithAdapters([]), WithAdapters([])]
+    group = EngineGroup(engines)
+    await group.load_adapter(ONE)
+    engines[0].is_lost = True
+    assert await group.adapters() == [ONE]
+    engines[1].is_lost = True
+    with pytest.raises(ConnectionError):
+        await group.adapters()

@@ -56,8 +56,14 @@ class EngineGroup:
     # Adapters
 
     async def adapters(self) -> list[NamedAdapter]:
-        """Those that every engine has."""
-        first, *others = await asyncio.gather(*[engine.adapters() for engine in self._of_adapters])
+        """Those that every engine has; one that is out of reach is passed over, if not all are."""
+        asked = [engine.adapters() for engine in self._of_adapters]
+        outcome = await asyncio.gather(*asked, return_exceptions=True)
+        failed = [error for error in outcome if isinstance(error, BaseException)]
+        for error in failed:
+            if len(failed) == len(outcome) or not isinstance(error, ConnectionError):
+                raise error
+        first, *others = [found for found in outcome if not isinstance(found, BaseException)]
         names = [{adapter.name for adapter in found} for found in others]
         return [adapter for adapter in first if all(adapter.name in found for found in names)]
 
