@@ -15,7 +15,7 @@ from trinity.common.errors import TrinityError
 from trinity.common.models import SamplingParams
 from trinity.common.models.loading import load_causal_lm
 from trinity.engine.tinker.engine import TinkerEngine
-from trinity.engine.tinker.saved import ticket_of
+from trinity.engine.tinker.saved import SavedModel, ticket_of
 from trinity.engine.tinker.service import TinkerServiceError, TinkerServiceLost
 from trinity.engine.tinker.settings import TinkerEngineSettings, TinkerServiceSettings
 from trinity.synchronizer.channel import CheckpointChannel
@@ -204,3 +204,10 @@ async def test_a_slow_request_of_a_living_service_is_not_its_death(service, fold
     assert not isinstance(error.value, ConnectionError)
     assert (await engine.health())["running"] == 0
     await engine.close()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rank": 4}'])
+def test_a_checkpoint_whose_file_is_not_whole_is_named(tmp_path, text):
+    (tmp_path / "tinker.json").write_text(text)
+    with pytest.raises(ValueError, match=r"tinker\.json is not as"):
+        SavedModel.read(tmp_path)

@@ -35,14 +35,17 @@ class SavedModel:
         """The checkpoint of a model folder, ``.../actor``.
 
         Raises:
-            ValueError: The folder is not one of the Tinker service.
+            ValueError: The folder is not one of the Tinker service, or its file is not whole.
         """
         path = Path(folder) / _FILE
         if not path.is_file():
             raise ValueError(
                 f"{folder} has no {_FILE}: the checkpoint was not made by `trainer_type: tinker`."
             )
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not as `trainer_type: tinker` wrote it: {error}") from error
 
     def difference(self, base_model: str, rank: int) -> str | None:
         """What else it is than an adapter of ``rank`` on ``base_model``, or None."""
