@@ -45,7 +45,9 @@ class SavedModel:
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not as `trainer_type: tinker` wrote it: {error}") from error
+            raise ValueError(
+                f"{path} is not as `trainer_type: tinker` wrote it: {error}"
+            ) from error
 
     def difference(self, base_model: str, rank: int) -> str | None:
         """What else it is than an adapter of ``rank`` on ``base_model``, or None."""

@@ -258,23 +258,33 @@ class VLLMEngine:
         return self._named.known
 
     async def load_adapter(self, adapter: NamedAdapter) -> None:
-        """Have one more; requests go on meanwhile.
+        """Have one more; requests go on meanwhile. While the engine sleeps or pauses, it waits.
 
         Raises:
             ValueError: The name is taken, or the files are missing or don't fit the model.
         """
         if not self._settings.has_named_adapters:
             raise ValueError("The engine was not started for adapters that requests name.")
-        async with self._update_lock, self._telling_of_death():
+        async with self._awake():
             await self._load_named(adapter, self._ready)
 
     async def unload_adapter(self, name: str) -> None:
         """Have it no longer; what runs on it ends first. `LookupError` if there is none."""
         loaded = self._named.remove(name)
         await loaded.is_idle.wait()
-        async with self._update_lock, self._telling_of_death():
+        async with self._awake():
             await self._ready.remove_lora(loaded.request.lora_int_id)
         self._named.discard(loaded.request)
+
+    @contextlib.asynccontextmanager
+    async def _awake(self) -> AsyncIterator[None]:
+        """Within, vLLM has its memory, which adapters lie in too, and no weights change."""
+        while True:
+            await self._may_start.wait()
+            async with self._update_lock, self._telling_of_death():
+                if not self._is_asleep:  # which it may be since
+                    yield
+                    return
 
     async def pause(self) -> None:
         """Finish no further step until `resume`; requests wait."""
