@@ -278,6 +278,14 @@ def test_megatron_reads_the_rotary_embedding_from_the_model_alone(tmp_path):
     assert any("model.rope_theta: " in m and "config.json" in m for m in found)
 
 
+def test_a_folder_that_holds_no_named_adapter_is_refused_at_start(tmp_path):
+    modules = [{"name": "polite", "path": str(tmp_path)}]
+    engine = {"engine_type": "torch", "enable_openai_api": True, "lora_modules": modules}
+    plan = plan_of(tmp_path, explorer={"rollout_model": engine})
+    found = {problem.key: problem.message for problem in find_start_problems(plan.config)}
+    assert "no adapter_config.json" in found["explorer.rollout_model.lora_modules.0.path"]
+
+
 @pytest.mark.skipif(find_spec("verl") is not None, reason="veRL is installed")
 def test_without_verl_the_start_names_the_extra(tmp_path):
     plan = plan_of(tmp_path, trainer={"trainer_type": "verl"})

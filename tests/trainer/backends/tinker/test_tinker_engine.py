@@ -15,6 +15,7 @@ from tests.trainer.toy import model_folder, plain_model
 from trinity.checkpoint.convert import convert
 from trinity.common.models.adapters import AdapterSettings
 from trinity.engine.tinker.saved import SavedModel
+from trinity.engine.tinker.service import TinkerServiceError
 from trinity.engine.tinker.settings import TinkerServiceSettings
 from trinity.trainer.backends.tinker.engine import TinkerTrainEngine
 from trinity.trainer.backends.tinker.settings import TinkerTrainSettings
@@ -160,6 +161,23 @@ async def test_an_adapter_that_is_fetched_merges_into_its_base(service, folder, 
     found = (await engine.forward(rows(3)))["logprob"]
     wanted = plain_outputs(merged, rows(3))["logprob"].detach()
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    await engine.close()
+
+
+async def test_files_are_fetched_into_their_folder_alone(service, tmp_path, monkeypatch):
+    engine = await prepared(service)
+    urls_of = service.urls_of
+
+    def with_one_beyond(path):
+        told = urls_of(path)
+        told["urls"]["../../../beyond"] = told["urls"]["adapter_config.json"]
+        return told
+
+    monkeypatch.setattr(service, "urls_of", with_one_beyond)
+    await engine.save(tmp_path / "jobs" / "global_step_1", hf=True)
+    with pytest.raises(TinkerServiceError, match=r"names a file '\.\./\.\./\.\./beyond'"):
+        await engine.wait_saved()
+    assert not list(tmp_path.rglob("beyond"))
     await engine.close()
 
 
