@@ -1,6 +1,7 @@
 """What `TinkerEngine` does in a way of its own; `tests/engine/test_conformance.py` has the rest."""
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -177,6 +178,12 @@ async def test_a_start_that_fails_names_the_service_and_why(service, folder, mon
     assert "must start with the 'tml-' prefix" in await start(service.address, folder)
 
 
+def heartbeats() -> int:
+    """Sessions of the library that go on telling a service that they live."""
+    tasks = [task for task in gc.get_objects() if issubclass(type(task), asyncio.Task)]
+    return sum("_session_heartbeat" in str(task.get_coro()) for task in tasks if not task.done())
+
+
 @pytest.mark.parametrize(
     ("fault", "value", "why"),
     [("status", 500, "status 500"), ("status", 429, "status 429"), ("hangs", True, "not answer")],
@@ -184,8 +191,10 @@ async def test_a_start_that_fails_names_the_service_and_why(service, folder, mon
 async def test_a_service_that_dies_ends_requests_within_the_deadline(
     service, folder, fault, value, why
 ):
+    beating = heartbeats()
     engine = engine_of(service, folder, timeout_s=1.0)
     await engine.prepare()
+    assert heartbeats() == beating + 1
     setattr(service, fault, value)
     before = time.monotonic()
     with pytest.raises(TinkerServiceLost, match=f"no answer in 1 s.*{why}"):
@@ -194,6 +203,7 @@ async def test_a_service_that_dies_ends_requests_within_the_deadline(
     with pytest.raises(ConnectionError, match=r"model\.tinker\.timeout"):
         await engine.health()  # which ends the run
     await asyncio.wait_for(engine.close(), 8)
+    assert heartbeats() == beating
 
 
 async def test_a_slow_request_of_a_living_service_is_not_its_death(service, folder):

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 _PROBE_S = 5.0  # for an answer to the question whether the service is well
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
-_CLOSE_S = 5.0
+_CLOSE_S, _CLOSE_LOST_S = 5.0, 0.5
 
 
 class TinkerServiceError(TrinityError):
@@ -143,11 +143,14 @@ class TinkerService:
         return await self._guarded(future, phase)
 
     async def close(self) -> None:
-        """End the session; a service that is gone is not told."""
+        """End the session. A service that is gone is hardly waited for: it is for our end of it."""
         client, self._client = self._client, None
-        if client is not None and not self._is_lost:
-            with contextlib.suppress(Exception):  # the session ends by itself
-                await asyncio.wait_for(client.close("success").result_async(), _CLOSE_S)
+        if client is None:
+            return
+        limit = _CLOSE_LOST_S if self._is_lost else _CLOSE_S
+        with contextlib.suppress(Exception):  # there the session ends by itself
+            closed = client.close("errored" if self._is_lost else "success")
+            await asyncio.wait_for(closed.result_async(), limit)
 
     async def _guarded(self, wait: Awaitable[T], phase: str) -> T:
         seconds = self._settings.timeout_s
