@@ -39,7 +39,7 @@ def models_of(case: Case) -> dict[str, InferenceModelConfig]:
         f"explorer.auxiliary_models.{index}": model
         for index, model in enumerate(explorer.auxiliary_models)
     }
-    return {"explorer.rollout_model": explorer.rollout_model, **auxiliary}
+    return {_ROLLOUT: explorer.rollout_model, **auxiliary}
 
 
 def _lora(case: Case) -> Iterator[Problem]:
@@ -62,7 +62,7 @@ def _lora_engines(case: Case) -> Iterator[Problem]:
             fix = "Lower it, or set `explorer.rollout_model.engine_type: torch`."
             yield case.problem(f"model.lora_configs.{index}.lora_rank", message, fix)
     for key, model in models_of(case).items():
-        is_rollout = key == "explorer.rollout_model"
+        is_rollout = key == _ROLLOUT
         if model.enable_lora and not (is_rollout and loras):
             message = "Adapters are served on the model that is trained, as `model.lora_configs`."
             yield case.problem(f"{key}.enable_lora", message, "Remove it.")

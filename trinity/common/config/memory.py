@@ -69,12 +69,11 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
     if config.synchronizer.delta and config.mode.pairs:
         how = f"{width} bytes, to tell what changes (synchronizer.delta)"
         parts.append(Part("weights of the version before", shape.parameters * width, how))
-    compiled = is_compiled(config, shards)
     tokens = micro_batch_tokens(config, settings.actor)
-    layer = tokens * _layer_bytes(config, shape, width, shards, compiled)
+    layer = _layer_bytes(config, shape, width, shards)
     passing = Passing(
-        *(tokens, layer),
-        _activations(config, shape, settings.actor, width, shards, compiled),
+        *(tokens, tokens * layer),
+        _activations(shape, settings.actor, width, tokens, layer),
         _logits(config, shape, tokens, width),
     )
     if config.cluster.gpu_per_node:
@@ -171,15 +170,9 @@ def is_compiled(config: Config, shards: int) -> bool:
 
 
 def _activations(
-    config: Config,
-    shape: ModelShape,
-    settings: PartSettings,
-    width: int,
-    shards: int,
-    compiled: bool,
+    shape: ModelShape, settings: PartSettings, width: int, tokens: int, layer: int
 ) -> Part:
-    tokens = micro_batch_tokens(config, settings)
-    layer = _layer_bytes(config, shape, width, shards, compiled)
+    """What a pass of ``tokens`` keeps, if a layer keeps ``layer`` bytes of each."""
     if settings.gradient_checkpointing:
         kept = shape.layers * shape.hidden * width + layer
         how = f"{tokens:,} tokens, one layer at a time"
@@ -189,10 +182,10 @@ def _activations(
     return Part("activations", tokens * (kept + 2 * shape.hidden * width), how)
 
 
-def _layer_bytes(config: Config, shape: ModelShape, width: int, shards: int, compiled: bool) -> int:
+def _layer_bytes(config: Config, shape: ModelShape, width: int, shards: int) -> int:
     """What one layer keeps of one token for the backward pass."""
     if config.cluster.gpu_per_node:
-        return layer_activation_bytes(shape, width, compiled)
+        return layer_activation_bytes(shape, width, is_compiled(config, shards))
     is_whole = shards == 1 and not config.model.lora_configs
     if width == 2 and is_whole and shape.is_joinable and has_own_products():
         return joined_layer_bytes(shape)
