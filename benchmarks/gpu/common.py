@@ -15,6 +15,7 @@ from trinity.trainer.figures import peak_flops_of
 
 RESULTS = Path(os.environ.get("TRINITY_RESULTS", Path(__file__).parents[1] / "results"))
 PEAK_FLOPS = peak_flops_of("NVIDIA H200")
+SHAPES = ("0.5b", "0.6b", "1.5b")
 _CACHE = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / "trinity_shapes"
 _VOCABULARY = 151936
 
@@ -43,7 +44,7 @@ def config_of(shape: str) -> PretrainedConfig:
             hidden_size=1536, num_hidden_layers=28, intermediate_size=8960,
             num_attention_heads=12, num_key_value_heads=2, **common,
         )  # fmt: skip
-    raise ValueError(f"No shape {shape!r}: 0.5b, 0.6b or 1.5b.")
+    raise ValueError(f"No shape {shape!r}: one of {', '.join(SHAPES)}.")
 
 
 def model_folder(shape: str, tokenizer: str | None = None) -> str:

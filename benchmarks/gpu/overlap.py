@@ -1,9 +1,10 @@
 """`trinity run` with weights by NCCL: seconds of a step and how long each GPU is idle.
 
-    python -m benchmarks.gpu.overlap --tokenizer FOLDER [--gpus 2] [--engines 1]
+    python -m benchmarks.gpu.overlap --tokenizer FOLDER [--gpus 2] [--engines 1] [--shape 1.5b]
 
 GRPO of a 0.5B-shaped model with steps in turn (`sync_offset: 0`) and one step apart (1), the first
-steps left out. A GPU is idle while the driver counts no kernel as running on it.
+steps left out. A GPU is idle while the driver counts no kernel as running on it. What a sync takes
+of a long step: `--shape 1.5b`, with more tokens by the configuration's own keys.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from benchmarks.gpu.common import model_folder, visible_gpus, write
+from benchmarks.gpu.common import SHAPES, model_folder, visible_gpus, write
 from benchmarks.gpu.runs import NUM_PROMPTS, NUM_SAMPLES, run_folder, trinity_run
 
 WARM_STEPS = 4
@@ -57,7 +58,7 @@ def one_run(args: argparse.Namespace, offset: int, gpus: list[int]) -> dict[str,
     with run_folder(f"overlap_{offset}") as folder, watch.watching():
         run = trinity_run(
             folder,
-            model_folder("0.5b", args.tokenizer),
+            model_folder(args.shape, args.tokenizer),
             args.steps,
             "mode=both",
             f"cluster.gpu_per_node={len(gpus)}",
@@ -74,6 +75,7 @@ def one_run(args: argparse.Namespace, offset: int, gpus: list[int]) -> dict[str,
         "samples_per_second": NUM_PROMPTS * NUM_SAMPLES / cycle,
         "idle_share_of_gpus": watch.idle_shares(run.step_ends[WARM_STEPS - 1], run.step_ends[-1]),
         "step_seconds": run.step_seconds,
+        "sync_seconds": run.sync_seconds,
     }
 
 
@@ -84,6 +86,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--shape", default="0.5b", choices=SHAPES)
     parser.add_argument("--name", default="gpu_overlap")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()

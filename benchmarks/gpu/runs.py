@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 NUM_PROMPTS, NUM_SAMPLES, NEW_TOKENS = 64, 8, 256
@@ -21,11 +22,13 @@ class Run:
     Args:
         step_seconds: Of each training step.
         step_ends: When each was reported, in seconds since the epoch.
+        sync_seconds: What new weights took of each step, of the trainer and of the explorer.
     """
 
     first_step_s: float
     step_seconds: list[float]
     step_ends: list[float]
+    sync_seconds: dict[str, list[float]]
 
     def cycle_s(self, first: int) -> float:
         """Mean seconds from the end of one step to that of the next, from step ``first`` on."""
@@ -80,14 +83,24 @@ def trinity_run(folder: Path, model: str, num_steps: int, *overrides: str) -> Ru
         raise RuntimeError("\n".join([screen.read_text()[-3000:], *logs]))
     [summary] = folder.glob("**/summary.json")
     [stage] = json.loads(summary.read_text())["stages"]
-    ends = step_ends(summary.parent)
-    return Run(stage["seconds_to_first_step"], stage["step_seconds"], ends)
+    job = summary.parent
+    return Run(
+        stage["seconds_to_first_step"],
+        stage["step_seconds"],
+        [event.wall_time for event in reported(job, "trainer", "time/step")],
+        {
+            "trainer": [event.value for event in reported(job, "trainer", "time/sync_weight")],
+            "explorer": [
+                event.value for event in reported(job, "explorer", "explorer/time/sync_weight")
+            ],
+        },
+    )
 
 
-def step_ends(job: Path) -> list[float]:
-    """When each training step was reported, by tensorboard's clock."""
+def reported(job: Path, role: str, metric: str) -> list[Any]:
+    """A metric's values in order, as tensorboard has them; none if the run did not report it."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    files = EventAccumulator(str(job / "monitor" / "tensorboard" / "trainer"))
+    files = EventAccumulator(str(job / "monitor" / "tensorboard" / role))
     files.Reload()
-    return [event.wall_time for event in files.Scalars("time/step")]
+    return list(files.Scalars(metric)) if metric in files.Tags()["scalars"] else []
