@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 
 import httpx
 import openai
@@ -122,6 +123,26 @@ def test_completions_of_texts_and_ids():
     assert "".join(chunk.choices[0].text for chunk in stream) == "three"
 
 
+async def test_calls_of_requests_that_run_at_once_have_ids_of_their_own():
+    class Slow(FakeEngine):
+        async def sample(self, prompt_ids, params, adapter=None):
+            await asyncio.sleep(0.01)
+            return await super().sample(prompt_ids, params, adapter)
+
+    made = tokenizer("qwen25")
+    engine = Slow([[*made.encode(CALL), made.eos_token_id]] * 2, end_ids=[made.eos_token_id])
+    model = ModelWrapper(
+        engine, ModelSettings("/models/toy", enable_auto_tool_choice=True), tokenizer=made
+    )
+    client = model.get_openai_async_client()
+    jobs = [
+        client.chat.completions.create(model="/models/toy", messages=ASK, tools=[TOOL])
+        for _ in range(2)
+    ]
+    found = await asyncio.gather(*jobs)
+    assert len({answer.choices[0].message.tool_calls[0].id for answer in found}) == 2
+
+
 def test_only_max_model_len_limits_what_comes_through_the_api():
     model = model_with(
         ["x", "y"], max_prompt_tokens=3, max_response_tokens=2, max_model_len=90,
@@ -129,7 +150,7 @@ def test_only_max_model_len_limits_what_comes_through_the_api():
     )  # fmt: skip
     client = model.get_openai_client()
     client.chat.completions.create(model="toy", messages=ASK)
-    engine = model._group.engines[0]
+    engine = model.endpoint.group.engines[0]
     assert engine.params[0].max_tokens == 90 - len(engine.prompts[0])
     assert engine.params[0].min_tokens == 0
     with pytest.raises(openai.BadRequestError, match="more than 89"):
@@ -183,7 +204,9 @@ def test_programs_that_know_only_an_address_are_kept_apart():
         made = tokenizer("qwen25")
         texts = [f"{number} one", f"{number} two"]
         ids = [[*made.encode(text), made.eos_token_id] for text in texts]
-        run._group = EngineGroup([FakeEngine(ids, end_ids=[made.eos_token_id])])
+        engines = EngineGroup(FakeEngine(ids, end_ids=[made.eos_token_id]))
+        run.endpoint = replace(run.endpoint, group=engines)
+        run.begin_run(0)
         address, key = run.api_address, run.api_key
 
         def work(number=number, address=address, key=key):

@@ -58,7 +58,7 @@ def model_with(*texts, refused="", **settings):
 
 async def test_what_an_adapter_replies_is_no_experience_of_the_model():
     model, engine = model_with("a", "b", "c", "d", adapter="mine")
-    await model.load_adapter(ONE)
+    await model.endpoint.group.load_adapter(ONE)
     client = model.get_openai_async_client()
     replies = {}
     for name in ("one", "toy", "one", "mine"):
@@ -74,7 +74,7 @@ async def test_what_an_adapter_replies_is_no_experience_of_the_model():
 
 async def test_a_conversation_with_an_adapter_goes_on_from_its_own_tokens():
     model, engine = model_with("the inner sum", "4", "5")
-    await model.load_adapter(ONE)
+    await model.endpoint.group.load_adapter(ONE)
     first = await model.with_adapter("one").chat_async(ASK)
     talk = [*ASK, {"role": "assistant", "content": "the inner sum"}, *ASK]
     await model.with_adapter("one").chat_async(talk)
@@ -116,7 +116,7 @@ async def test_nothing_is_loaded_where_that_is_off():
 async def test_one_adapter_takes_the_place_of_another_only_if_it_can_be_loaded():
     model, engine = model_with(loads_adapters=True, refused="/adapters/wrong")
     client = model.get_openai_async_client()
-    await model.load_adapter(ONE)
+    await model.endpoint.group.load_adapter(ONE)
 
     async def load(path, **body):
         body |= {"lora_name": "one", "lora_path": path}

@@ -8,6 +8,7 @@ import pytest
 from tests.common.models.toy import TEMPLATES, tokenizer
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.fake import FakeEngine
+from trinity.common.models.transcript import Conversation
 
 WORDS = ["the", "inner", "call", "tool", "thé", "数", "\n\n", " a", "ther", "{", '":', "42"]
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
@@ -49,7 +50,7 @@ class Dialogue:
         """The next reply is ``text``; it becomes part of the conversation."""
         ids = odd_tokens(self.tokenizer, text, self.rng)
         self.engine._replies = iter([ids if is_cut else [*ids, self.tokenizer.eos_token_id]])
-        [reply] = await self.model.replies(self.messages, tools, None, {})
+        [reply] = await self.model.run.replies(Conversation(self.messages, tools), {})
         self.messages = [*self.messages, reply.message]
         return reply
 
@@ -73,7 +74,7 @@ async def test_a_later_turn_goes_on_from_the_sampled_tokens(template):
     assert extends(second, first) and extends(third, second)
     assert talk.model.token_counts["turns"] == 2 and talk.model.token_counts["forks"] == 0
     assert third.metrics["token_fork"] == 0
-    shown = talk.model._chat.render(talk.messages[:-1])
+    shown = talk.model.endpoint.chat.render(talk.messages[:-1])
     assert talk.tokenizer.decode(third.tokens[: third.prompt_length]) == shown
 
 
@@ -193,12 +194,12 @@ async def test_random_tool_dialogues(template):
                 counted += 1
                 assert row.metrics["token_fork"] == 1
             before = row
-            if reply.parsed.tool_calls:
+            if reply.message.get("tool_calls"):
                 talk.say("found " + rng.choice(WORDS), role="tool")
             else:
                 talk.say("and " + rng.choice(WORDS))
         assert talk.model.token_counts["forks"] == counted
         forks += counted
-        found = talk.model._transcript.known_row([m for m in talk.messages[:-1]], tools)
+        found = talk.model.run.transcript.known_row(Conversation(talk.messages[:-1], tools))
         assert found is not None and found.ids == before.tokens.tolist()
     assert (forks > 0) == (template == "qwen3")

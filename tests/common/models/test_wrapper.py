@@ -278,7 +278,7 @@ async def test_requests_wait_for_an_engine_that_is_started_again():
     again = ModelWrapper(FakeEngine([[5]]), ModelSettings("toy", enable_history=True), made)
     again.begin_run(5)
     await again.chat_async([{"role": "user", "content": "2+2?"}])
-    assert again._group.engines[0].params[0].seed == engine.params[0].seed
+    assert again.endpoint.group.engines[0].params[0].seed == engine.params[0].seed
 
 
 async def test_the_adapter_of_a_model_is_named():

@@ -157,7 +157,7 @@ async def test_mistakes_are_named(model, folder):
         await model.chat_async(asked)
     with pytest.raises(ValueError, match="0 images, but marks"):
         await model.chat_async([{"role": "user", "content": "an <image> in the text"}])
-    blind = ModelWrapper(model._group.engines, ModelSettings(folder, name="toy"))
+    blind = ModelWrapper(model.endpoint.group.engines, ModelSettings(folder, name="toy"))
     with pytest.raises(ValueError, match="enable_multimodal"):
         await blind.chat_async(asked)
     with pytest.raises(ValueError, match="same number of images"):

@@ -77,7 +77,7 @@ class Log:
 def service(tmp_path, replies, **settings):
     model, ids = wrapper(replies, enable_history=False)
     settings = ServiceSettings("127.0.0.1", 0, "key", tmp_path / "url.txt", **settings)
-    return Service(model, model._group.engines, settings, Log()), ids
+    return Service(model, model.endpoint.group.engines, settings, Log()), ids
 
 
 async def test_what_is_rewarded_over_http_becomes_a_step(tmp_path):
@@ -135,7 +135,7 @@ async def test_too_few_engines_end_the_run(tmp_path):
     async def ill():
         raise ConnectionError("gone")
 
-    made._model._group.engines[0].health = ill
+    made._model.endpoint.group.engines[0].health = ill
     await made.prepare()
     with pytest.raises(ConnectionError, match="min_running_model_num"):
         await asyncio.wait_for(made.next_batch(), 5)

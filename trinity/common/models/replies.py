@@ -19,10 +19,42 @@ class ChatReply:
 
     experience: Experience
     text: str
-    parsed: ParsedReply
     message: dict[str, Any]
     completion: Completion | None
     """None for a masked stand-in."""
+
+
+def chat_message(parsed: ParsedReply, seed: int) -> dict[str, Any]:
+    """A reply as an OpenAI message.
+
+    Args:
+        seed: Of the request; the ids of calls are made of it.
+    """
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{seed:012x}_{place}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for place, call in enumerate(parsed.tool_calls)
+        ]
+    return message
+
+
+def masked_reply(experience: Experience) -> ChatReply:
+    """What `masked_experience` is as a message."""
+    message = {"role": "assistant", "content": MASKED_TEXT}
+    return ChatReply(experience, MASKED_TEXT, message, None)
+
+
+def text_reply(prompt_text: str, reply: TextReply, params: SamplingParams) -> ChatReply:
+    """A reply without tokens."""
+    message = {**reply.message, "content": reply.text}
+    return ChatReply(text_experience(prompt_text, reply, params), reply.text, message, None)
 
 
 def experience_of(

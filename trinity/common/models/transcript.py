@@ -7,7 +7,7 @@ the prompt is encoded anew.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trinity.common.models.chat import ChatFormat
@@ -51,6 +51,31 @@ class TokenRow:
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """What a chat template shows.
+
+    Args:
+        template_args: More variables for the template.
+    """
+
+    messages: Messages
+    tools: Tools | None = None
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def keys(self) -> list[bytes]:
+        """One for each beginning of it: see `prefix_keys`."""
+        return prefix_keys(self.messages, self.tools, dict(self.template_args))
+
+    def beginning(self, count: int) -> "Conversation":
+        """The first ``count`` messages of it."""
+        return replace(self, messages=self.messages[:count])
+
+    def with_message(self, message: Message) -> "Conversation":
+        """It and one message more."""
+        return replace(self, messages=[*self.messages, message])
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A conversation up to where the reply begins.
 
@@ -61,6 +86,7 @@ class Prompt:
         has_drift: Encoding it anew would have given other ids.
     """
 
+    conversation: Conversation
     row: TokenRow
     text: str
     goes_on: bool = False
@@ -99,74 +125,55 @@ class Transcript:
         self.num_forks = 0
         self.num_drifts = 0
 
-    def prompt(
-        self,
-        messages: Messages,
-        tools: Tools | None = None,
-        template_args: Mapping[str, Any] | None = None,
-    ) -> Prompt:
+    def prompt(self, conversation: Conversation) -> Prompt:
         """Token ids of a conversation that the model is to reply to."""
-        args = dict(template_args or {})
-        text = self._chat.render(messages, tools, **args)
+        text = self._shown(conversation)
         fresh = self._chat.encode(text)
-        found = self._longest_known(messages, tools, args)
+        found = self._longest_known(conversation)
         if found is None:
-            return Prompt(TokenRow().with_context(fresh), text)
+            return Prompt(conversation, TokenRow().with_context(fresh), text)
         self.num_turns += 1
         count, reply = found
-        row = self._continued(reply, text, messages[:count], tools, args)
+        row = self._continued(reply, text, conversation.beginning(count))
         if row is None:
             self.num_forks += 1
-            return Prompt(TokenRow().with_context(fresh), text, goes_on=True, is_fork=True)
+            row = TokenRow().with_context(fresh)
+            return Prompt(conversation, row, text, goes_on=True, is_fork=True)
         has_drift = row.ids != fresh
         self.num_drifts += has_drift
-        return Prompt(row, text, goes_on=True, has_drift=has_drift)
+        return Prompt(conversation, row, text, goes_on=True, has_drift=has_drift)
 
-    def record(
-        self,
-        messages: Messages,
-        tools: Tools | None,
-        template_args: Mapping[str, Any] | None,
-        reply: Reply,
-    ) -> None:
-        """Keep what was sampled in reply to ``messages``."""
+    def record(self, conversation: Conversation, reply: Reply) -> None:
+        """Keep what was sampled in reply to a conversation."""
         for message in reply.messages:
-            key = prefix_keys([*messages, message], tools, dict(template_args or {}))[-1]
-            self._replies[key] = reply
+            self._replies[conversation.with_message(message).keys()[-1]] = reply
 
-    def known_row(
-        self,
-        messages: Messages,
-        tools: Tools | None = None,
-        template_args: Mapping[str, Any] | None = None,
-    ) -> TokenRow | None:
+    def known_row(self, conversation: Conversation) -> TokenRow | None:
         """The ids of a conversation that ends in a reply of this run; None if it does not."""
-        keys = prefix_keys(messages, tools, dict(template_args or {}))
-        reply = self._replies.get(keys[-1])
+        reply = self._replies.get(conversation.keys()[-1])
         return reply.row if reply else None
 
-    def _longest_known(
-        self, messages: Messages, tools: Tools | None, args: Mapping[str, Any]
-    ) -> tuple[int, Reply] | None:
+    def _shown(self, conversation: Conversation, *, reply_follows: bool = True) -> str:
+        return self._chat.render(
+            conversation.messages,
+            conversation.tools,
+            reply_follows=reply_follows,
+            **conversation.template_args,
+        )
+
+    def _longest_known(self, conversation: Conversation) -> tuple[int, Reply] | None:
         if not self._replies:
             return None
-        keys = prefix_keys(messages, tools, args)
-        for count in range(len(messages) - 1, 0, -1):
+        keys = conversation.keys()
+        for count in range(len(conversation.messages) - 1, 0, -1):
             reply = self._replies.get(keys[count])
             if reply is not None:
                 return count, reply
         return None
 
-    def _continued(
-        self,
-        reply: Reply,
-        text: str,
-        earlier: Messages,
-        tools: Tools | None,
-        args: Mapping[str, Any],
-    ) -> TokenRow | None:
+    def _continued(self, reply: Reply, text: str, earlier: Conversation) -> TokenRow | None:
         """The reply's row and what ``text`` has after it; None if ``text`` shows it differently."""
-        before = self._chat.render(earlier, tools, reply_follows=False, **args)
+        before = self._shown(earlier, reply_follows=False)
         is_true = before.startswith(reply.prompt_text) and text.startswith(before)
         if reply.is_cut or not is_true or not _shows(before[len(reply.prompt_text) :], reply.shown):
             return None

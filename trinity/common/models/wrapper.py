@@ -1,41 +1,29 @@
-"""`ModelWrapper`: a model as workflows see it. Text and messages in, experiences out."""
+"""`ModelWrapper`: a model as workflows see it. Text and messages in, experiences out.
+
+It only shows what others do: `ModelRun` what belongs to one run, `Endpoint` what asks the engines.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Mapping, Sequence
+from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from trinity.common.experience import Experience
 from trinity.common.models.chat import ChatFormat
+from trinity.common.models.endpoint import Endpoint
 from trinity.common.models.engines import EngineGroup
-from trinity.common.models.masking import mask_messages
-from trinity.common.models.messages import Messages, Tools, content_text
-from trinity.common.models.protocol import (
-    Completion,
-    InferenceEngine,
-    NamedAdapter,
-    TextEngine,
-)
-from trinity.common.models.replies import (
-    MASKED_TEXT,
-    ChatReply,
-    experience_of,
-    experience_of_row,
-    masked_experience,
-    text_experience,
-)
-from trinity.common.models.reply_parsers import ParsedReply, parse_reply
-from trinity.common.models.sampling import default_sampling, request_seed, sampling_params
+from trinity.common.models.messages import Messages, Tools
+from trinity.common.models.protocol import InferenceEngine, NamedAdapter
+from trinity.common.models.run import ModelRun
+from trinity.common.models.sampling import default_sampling
 from trinity.common.models.settings import ModelSettings
-from trinity.common.models.streaming import Listener, sampled
-from trinity.common.models.transcript import Prompt, Reply, TokenRow, Transcript
-from trinity.common.models.vision import PIXELS, images_in
+from trinity.common.models.transcript import Conversation
 from trinity.utils.threads import run_sync
 
 if TYPE_CHECKING:
@@ -66,24 +54,19 @@ class ModelWrapper:
         *,
         seed: int = 0,
     ) -> None:
-        self._group = EngineGroup(engines)
-        self._settings = settings
-        self._chat = ChatFormat(settings, tokenizer)
-        self._seed = seed
-        self._num_calls = 0
-        self._state: dict[str, Any] = {}
-        self._history: list[Experience] = []
-        self._transcript = Transcript(self._chat)
-        self._adapter: str | None = None
+        self.endpoint = Endpoint(EngineGroup(engines), ChatFormat(settings, tokenizer), settings)
+        """What the runs share."""
+        self.begin_run(seed)
+
+    def begin_run(self, seed: int) -> None:
+        """Start a run: call i of it samples with a seed made of (``seed``, i) alone."""
+        self.run = ModelRun(self.endpoint, seed)
+        """The run under way."""
         self._through: dict[str, ModelWrapper] = {}
 
     def clone_with_isolated_history(self) -> ModelWrapper:
         """The same model for another run: engines and tokenizer shared, state and history new."""
-        clone = ModelWrapper([], self._settings, seed=self._seed)
-        clone._group, clone._adapter = self._group, self._adapter
-        clone._chat = self._chat
-        clone._transcript = Transcript(self._chat)
-        return clone
+        return self._at(self.endpoint)
 
     def with_adapter(self, name: str) -> ModelWrapper:
         """The same model and run through the adapter ``name`` of its engines.
@@ -91,22 +74,19 @@ class ModelWrapper:
         It is not what is trained: nothing that it replies is recorded.
         """
         if name not in self._through:
-            model = self.clone_with_isolated_history()
-            model._adapter = name
-            model._settings = replace(self._settings, name=name, adapter=name, enable_history=False)
-            self._through[name] = model
+            self._through[name] = self._at(self.endpoint.through(name))
         return self._through[name]
 
-    def begin_run(self, seed: int) -> None:
-        """Start a run: call i of it samples with a seed made of (``seed``, i) alone."""
-        self._seed, self._num_calls = seed, 0
-        self._state, self._history, self._through = {}, [], {}
-        self._transcript = Transcript(self._chat)
+    def _at(self, endpoint: Endpoint) -> ModelWrapper:
+        model = copy(self)
+        model.endpoint = endpoint
+        model.begin_run(self.run.seed)
+        return model
 
     @property
     def run_seed(self) -> int:
         """The seed of the run under way."""
-        return self._seed
+        return self.run.seed
 
     # Sampling
 
@@ -128,7 +108,8 @@ class ModelWrapper:
             chat_template_kwargs: More variables for the template.
             sampling: Fields of `SamplingParams`; the rest is as the model's settings say.
         """
-        replies = await self.replies(messages, tools, chat_template_kwargs, sampling)
+        conversation = Conversation(messages, tools, chat_template_kwargs or {})
+        replies = await self.run.replies(conversation, sampling)
         return [reply.experience for reply in replies]
 
     def chat(
@@ -150,7 +131,7 @@ class ModelWrapper:
     ) -> list[Experience]:
         """``n`` continuations of each text, those of the first text first."""
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        groups = await asyncio.gather(*[self.continuations(text, sampling) for text in texts])
+        groups = await asyncio.gather(*[self.run.continuations(text, sampling) for text in texts])
         return [experience for group in groups for experience, _ in group]
 
     def generate(self, prompts: str | Sequence[str], **sampling: Any) -> list[Experience]:
@@ -162,7 +143,9 @@ class ModelWrapper:
     ) -> Tensor:
         """[len(tokens) - 1] log-probability of each token given those before it."""
         ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
-        return torch.tensor(await self._token_logprobs(ids, temperature), dtype=torch.float32)
+        return torch.tensor(
+            await self.endpoint.token_logprobs(ids, temperature), dtype=torch.float32
+        )
 
     def logprobs(self, tokens: Sequence[int] | Tensor, temperature: float | None = None) -> Tensor:
         """`logprobs_async` for a workflow that is not async."""
@@ -184,19 +167,7 @@ class ModelWrapper:
         Raises:
             ValueError: There is no assistant turn, or the chat template hides one.
         """
-        talk = _until_last_reply(messages)
-        row = self._transcript.known_row(talk, tools)
-        was_sampled = row is not None
-        if row is None:
-            row = await self._scored_row(talk, tools, temperature)
-        longest = self._settings.max_model_len
-        experience = experience_of_row(self._chat, row, None if longest is None else longest - 1)
-        experience.multi_modal_inputs = _media(self._pixels(talk, row.ids))
-        heat = self._settings.temperature if temperature is None else temperature
-        if heat:
-            experience.info["temperature"] = heat
-        experience.metrics["token_fork"] = float(not was_sampled)
-        return experience
+        return await self.run.experience(messages, tools, temperature)
 
     def convert_messages_to_experience(
         self,
@@ -247,7 +218,7 @@ class ModelWrapper:
         return serve_model(self)
 
     def _require_api(self) -> None:
-        if not self._settings.enable_openai_api:
+        if not self.endpoint.settings.enable_openai_api:
             raise ValueError(
                 "enable_openai_api is false, so there is no OpenAI client: set "
                 "explorer.rollout_model.enable_openai_api to true."
@@ -262,19 +233,19 @@ class ModelWrapper:
 
     @property
     def model_path(self) -> str:
-        return self._settings.model_path
+        return self.endpoint.settings.model_path
 
     @property
     def model_name(self) -> str:
-        return self._settings.name or self._settings.model_path
+        return self.endpoint.settings.name or self.endpoint.settings.model_path
 
     @property
     def model_config(self) -> ModelSettings:
-        return self._settings
+        return self.endpoint.settings
 
     def get_lora_request(self) -> str | None:
         """Name of the adapter that the requests of this model go through; None without one."""
-        return self._settings.adapter
+        return self.endpoint.settings.adapter
 
     async def get_lora_request_async(self) -> str | None:
         """`get_lora_request` for async code."""
@@ -282,53 +253,59 @@ class ModelWrapper:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._chat.tokenizer
+        return self.endpoint.chat.tokenizer
 
     @property
     def generate_kwargs(self) -> dict[str, Any]:
         """The sampling defaults, as `chat` takes them."""
-        return default_sampling(self._settings)
+        return default_sampling(self.endpoint.settings)
 
     @property
     def model_version_async(self) -> Coroutine[Any, Any, int]:
         """Await it: version of the weights that sample now (the oldest among the engines)."""
-        return self._group.version()
+        return self.endpoint.group.version()
 
     @property
     def model_version(self) -> int:
-        return run_sync(self._group.version())
+        return run_sync(self.endpoint.group.version())
 
     @property
     def token_counts(self) -> dict[str, int]:
         """Later turns of this run, and how many of them forked or would have drifted."""
-        transcript = self._transcript
+        transcript = self.run.transcript
         return {
             "turns": transcript.num_turns,
             "forks": transcript.num_forks,
             "drifts": transcript.num_drifts,
         }
 
+    async def adapters(self) -> list[NamedAdapter]:
+        """Adapters that requests may name beside the model itself."""
+        if not self.endpoint.settings.has_named_adapters:
+            return []
+        return await self.endpoint.group.adapters()
+
     async def get_message_token_len(self, messages: Messages) -> int:
         """Tokens of a conversation as a prompt."""
-        return len(self._chat.encode(self._chat.render(messages)))
+        return len(self.endpoint.chat.encode(self.endpoint.chat.render(messages)))
 
     def get_current_load(self) -> int:
         """Requests of this process that are under way."""
-        return self._group.load
+        return self.endpoint.group.load
 
     # State of the run
 
     async def get_workflow_state(self) -> dict[str, Any]:
         """What `set_workflow_state` has put there."""
-        return self._state
+        return self.run.state
 
     async def set_workflow_state(self, state: dict[str, Any]) -> None:
         """Add to what the workflow wants to be known of this run."""
-        self._state |= state
+        self.run.state |= state
 
     async def clean_workflow_state(self) -> None:
         """Forget state and history."""
-        self._state, self._history = {}, []
+        self.run.state, self.run.history = {}, []
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
         """Every reply recorded in this run, in order.
@@ -336,241 +313,12 @@ class ModelWrapper:
         Raises:
             ValueError: ``enable_history`` is off.
         """
-        if not self._settings.enable_history:
+        if not self.endpoint.settings.enable_history:
             raise ValueError(
                 "enable_history is false, so nothing was recorded: set "
                 "explorer.rollout_model.enable_history to true."
             )
-        history = list(self._history)
+        history = list(self.run.history)
         if clear_history:
-            self._history.clear()
+            self.run.history.clear()
         return history
-
-    # For the parts around it
-
-    async def replies(
-        self,
-        messages: Messages,
-        tools: Tools | None,
-        template_args: TemplateArgs,
-        sampling: Mapping[str, Any],
-        *,
-        is_api: bool = False,
-        listener: Listener | None = None,
-    ) -> list[ChatReply]:
-        """`chat_async`, with all that an API tells of a reply.
-
-        Args:
-            is_api: Whether an API asks: of the limits only ``max_model_len`` holds there.
-            listener: Is told the tokens so far while the engine works.
-        """
-        seed = self._next_seed()
-        if not self._settings.gives_tokens:
-            return await self._text_replies(messages, tools, sampling, seed)
-        prompt = self._transcript.prompt(messages, tools, template_args)
-        outcome = await self._continuations(
-            prompt.row.ids,
-            prompt.text,
-            sampling,
-            seed,
-            is_api,
-            listener,
-            self._pixels(messages, prompt.row.ids),
-        )
-        return [
-            self._reply(messages, tools, template_args, prompt, experience, completion)
-            for experience, completion in outcome
-        ]
-
-    async def continuations(
-        self,
-        prompt: str | list[int],
-        sampling: Mapping[str, Any],
-        *,
-        is_api: bool = False,
-        listener: Listener | None = None,
-    ) -> list[tuple[Experience, Completion | None]]:
-        """Samples of a text or of token ids; no completion where that is too long."""
-        ids = (
-            self._chat.encode(prompt, add_special_tokens=True)
-            if isinstance(prompt, str)
-            else prompt
-        )
-        text = self._chat.decode(ids)
-        seed = self._next_seed()
-        return await self._continuations(ids, text, sampling, seed, is_api, listener)
-
-    async def engine_health(self) -> dict[str, float]:
-        """Figures of all engines: sums, but the least version."""
-        return await self._group.health()
-
-    async def adapters(self) -> list[NamedAdapter]:
-        """Adapters that requests may name beside the model itself."""
-        return await self._group.adapters() if self._settings.has_named_adapters else []
-
-    async def load_adapter(self, adapter: NamedAdapter) -> None:
-        """Have the engines serve one more; `ValueError` if they can't."""
-        await self._group.load_adapter(adapter)
-
-    async def unload_adapter(self, name: str) -> None:
-        """Have the engines serve it no longer; `LookupError` if there is none of that name."""
-        await self._group.unload_adapter(name)
-
-    @property
-    def chat_format(self) -> ChatFormat:
-        return self._chat
-
-    # Inside
-
-    async def _continuations(
-        self,
-        prompt_ids: list[int],
-        prompt_text: str,
-        sampling: Mapping[str, Any],
-        seed: int,
-        is_api: bool = False,
-        listener: Listener | None = None,
-        pixels: Tensor | None = None,
-    ) -> list[tuple[Experience, Completion | None]]:
-        settings = self._settings.for_api() if is_api else self._settings
-        params = sampling_params(settings, len(prompt_ids), sampling, seed)
-        limit = settings.longest_prompt
-        if limit is not None and len(prompt_ids) > limit:
-            if not settings.enable_prompt_truncation:
-                raise ValueError(_too_long(len(prompt_ids), limit))
-            return [
-                (masked_experience(self._chat, prompt_ids, limit), None) for _ in range(params.n)
-            ]
-        completions = await self._group.ask(
-            lambda engine: sampled(engine, prompt_ids, params, listener, pixels, self._adapter)
-        )
-        experiences = [
-            experience_of(self._chat, prompt_ids, prompt_text, completion, params)
-            for completion in completions
-        ]
-        for experience in experiences:
-            experience.multi_modal_inputs = _media(pixels)
-        if self._settings.enable_history:
-            self._history += experiences
-        return list(zip(experiences, completions, strict=True))
-
-    async def _text_replies(
-        self, messages: Messages, tools: Tools | None, sampling: Mapping[str, Any], seed: int
-    ) -> list[ChatReply]:
-        """Replies of an engine that gives texts and no tokens."""
-        params = sampling_params(self._settings, 0, sampling, seed)
-        replies = await self._group.ask(
-            lambda engine: cast(TextEngine, engine).chat(messages, tools, params)
-        )
-        prompt_text = "\n".join(
-            f"{m.get('role')}: {content_text(m, lambda image: '<image>')}" for m in messages
-        )
-        outcome = []
-        for reply in replies:
-            experience = text_experience(prompt_text, reply, params)
-            message = {**reply.message, "content": reply.text}
-            outcome.append(
-                ChatReply(experience, reply.text, ParsedReply(reply.text), message, None)
-            )
-        if self._settings.enable_history:
-            self._history += [reply.experience for reply in outcome]
-        return outcome
-
-    def _reply(
-        self,
-        messages: Messages,
-        tools: Tools | None,
-        template_args: TemplateArgs,
-        prompt: Prompt,
-        experience: Experience,
-        completion: Completion | None,
-    ) -> ChatReply:
-        if completion is None:
-            message = {"role": "assistant", "content": MASKED_TEXT}
-            return ChatReply(experience, MASKED_TEXT, ParsedReply(MASKED_TEXT), message, None)
-        text = experience.response_text or ""
-        parsed = self._parse(text, tools)
-        message = _message(parsed, self._next_call_id)
-        reply = Reply(
-            messages=[{"role": "assistant", "content": text}, message],
-            row=prompt.row.with_sampled(completion),
-            prompt_text=prompt.text,
-            shown=[parsed.reasoning or "", parsed.content],
-            is_cut=text != self._chat.decode(completion.token_ids, skip_special_tokens=True),
-        )
-        self._transcript.record(messages, tools, template_args, reply)
-        if prompt.goes_on:
-            experience.metrics["token_fork"] = float(prompt.is_fork)
-            experience.metrics["token_drift"] = float(prompt.has_drift)
-        return ChatReply(experience, text, parsed, message, completion)
-
-    def _parse(self, text: str, tools: Tools | None) -> ParsedReply:
-        settings = self._settings
-        wants_calls = bool(tools) and settings.enable_auto_tool_choice
-        parser = (settings.tool_call_parser or "hermes") if wants_calls else None
-        return parse_reply(text, parser, settings.reasoning_parser)
-
-    async def _scored_row(
-        self, messages: Messages, tools: Tools | None, temperature: float | None
-    ) -> TokenRow:
-        """A conversation encoded as a whole, with the logprobs of its assistant turns."""
-        if self._chat.vision is not None and images_in(messages):
-            raise ValueError("Of conversations with images only sampled ones become experiences.")
-        ids, mask, _ = mask_messages(self._chat, messages, tools)
-        longest = self._settings.max_model_len
-        scored = ids if longest is None else ids[: longest - 1]
-        version = await self._group.version()
-        found = [0.0, *await self._token_logprobs(scored, temperature)]
-        logprobs = [value if is_on else 0.0 for value, is_on in zip(found, mask, strict=False)]
-        logprobs += [0.0] * (len(ids) - len(logprobs))
-        return TokenRow(ids, mask, logprobs, [version if is_on else -1 for is_on in mask])
-
-    async def _token_logprobs(self, ids: list[int], temperature: float | None) -> list[float]:
-        heat = self._settings.temperature if temperature is None else temperature
-        return await self._group.ask(lambda engine: engine.logprobs(ids, heat, self._adapter))
-
-    def _pixels(self, messages: Messages, prompt_ids: Sequence[int]) -> Tensor | None:
-        vision = self._chat.vision
-        return None if vision is None else vision.pixels(messages, prompt_ids)
-
-    def _next_seed(self) -> int:
-        self._num_calls += 1
-        return request_seed(self._seed, self._num_calls)
-
-    def _next_call_id(self, place: int) -> str:
-        return f"call_{request_seed(self._seed, self._num_calls):012x}_{place}"
-
-
-def _media(pixels: Tensor | None) -> dict[str, Tensor] | None:
-    return None if pixels is None else {PIXELS: pixels}
-
-
-def _too_long(length: int, limit: int) -> str:
-    return (
-        f"The prompt has {length} tokens, more than {limit} (max_prompt_tokens and max_model_len). "
-        "Raise them, or set enable_prompt_truncation to true to leave such prompts out of training."
-    )
-
-
-def _until_last_reply(messages: Messages) -> Messages:
-    places = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
-    if not places:
-        raise ValueError("The conversation has no assistant turn to learn from.")
-    return messages[: places[-1] + 1]
-
-
-def _message(parsed: ParsedReply, call_id: Callable[[int], str]) -> dict[str, Any]:
-    """A reply as an OpenAI message."""
-    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
-    if parsed.reasoning is not None:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call_id(place),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for place, call in enumerate(parsed.tool_calls)
-        ]
-    return message

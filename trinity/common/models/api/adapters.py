@@ -78,7 +78,7 @@ def add_adapter_routes(app: FastAPI, prefix: str, model_of: Any) -> None:
 
 
 async def _load(request: LoadRequest, model: "ModelWrapper") -> None:
-    name = request.lora_name
+    name, engines = request.lora_name, model.endpoint.group
     if name in _own_names(model):
         raise ApiError(400, f"The name {name!r} is taken by what is trained; pick another.")
     known = {adapter.name: adapter for adapter in await model.adapters()}
@@ -87,19 +87,19 @@ async def _load(request: LoadRequest, model: "ModelWrapper") -> None:
         raise ApiError(400, text)
     if request.load_inplace:
         with suppress(LookupError):  # of several engines some may have it, which is not known then
-            await model.unload_adapter(name)
+            await engines.unload_adapter(name)
     try:
-        await model.load_adapter(NamedAdapter(name, request.lora_path, request.base_model_name))
+        await engines.load_adapter(NamedAdapter(name, request.lora_path, request.base_model_name))
     except ValueError as error:
         if name in known:
             with suppress(ValueError):  # its files may be those that were just refused
-                await model.load_adapter(known[name])
+                await engines.load_adapter(known[name])
         raise ApiError(400, str(error)) from error
 
 
 async def _unload(name: str, model: "ModelWrapper") -> None:
     try:
-        await model.unload_adapter(name)
+        await model.endpoint.group.unload_adapter(name)
     except LookupError as error:
         raise ApiError(404, f"No adapter {name!r} is loaded.") from error
 

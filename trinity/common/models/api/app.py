@@ -19,6 +19,7 @@ from trinity.common.models.api.requests import ChatRequest, CompletionRequest, S
 from trinity.common.models.protocol import Completion
 from trinity.common.models.replies import ChatReply
 from trinity.common.models.streaming import sure_text
+from trinity.common.models.transcript import Conversation
 
 if TYPE_CHECKING:
     from trinity.common.models.wrapper import ModelWrapper
@@ -74,7 +75,7 @@ def _add_routes(app: FastAPI, prefix: str, model_of: Any, on_chat: OnChat | None
 
     @app.get(f"{prefix}/metrics", response_model=None)
     async def metrics(model: Any = model_of) -> Response:
-        return PlainTextResponse(_prometheus(await model.engine_health()))
+        return PlainTextResponse(_prometheus(await model.endpoint.group.health()))
 
 
 async def _chat(request: ChatRequest, whole: "ModelWrapper", on_chat: OnChat | None) -> Response:
@@ -82,21 +83,15 @@ async def _chat(request: ChatRequest, whole: "ModelWrapper", on_chat: OnChat | N
     head = responses.stream_head("chatcmpl", model.model_name)
     tools = None if request.tool_choice == "none" else request.tools
     live = LiveTokens() if request.stream else None
-    job = model.replies(
-        request.messages,
-        tools,
-        request.chat_template_kwargs,
-        request.sampling(),
-        is_api=True,
-        listener=live,
-    )
+    talk = Conversation(request.messages, tools, request.chat_template_kwargs or {})
+    job = model.run.replies(talk, request.sampling(), is_api=True, listener=live)
 
     def answer(replies: list[ChatReply]) -> responses.Json:
         if on_chat is not None and model is whole:
             on_chat(head["id"], [reply.experience for reply in replies])
         told = responses.chat_completion(
             replies,
-            model.chat_format,
+            model.endpoint.chat,
             model.model_name,
             with_logprobs=request.logprobs,
             with_token_ids=request.return_token_ids,
@@ -124,7 +119,7 @@ async def _complete(request: CompletionRequest, whole: "ModelWrapper") -> Respon
         done: list[tuple[Experience, Completion]] = []
         for place, prompt in enumerate(request.prompts()):
             listener = live.shifted(place * request.n) if live else None
-            found = await model.continuations(
+            found = await model.run.continuations(
                 prompt, request.sampling(), is_api=True, listener=listener
             )
             done += [(experience, completion) for experience, completion in found if completion]
@@ -133,7 +128,7 @@ async def _complete(request: CompletionRequest, whole: "ModelWrapper") -> Respon
     def answer(found: list[tuple[Experience, Completion]]) -> responses.Json:
         return responses.text_completion(
             found,
-            model.chat_format,
+            model.endpoint.chat,
             model.model_name,
             with_logprobs=request.logprobs is not None,
             with_token_ids=request.return_token_ids,
@@ -165,7 +160,7 @@ async def _stream(
     form.with_usage = with_usage
 
     def text_of(tokens: list[int]) -> str:
-        return shown(model.chat_format.decode(tokens, skip_special_tokens=True))
+        return shown(model.endpoint.chat.decode(tokens, skip_special_tokens=True))
 
     found = events(live, task, answer, text_of, form)
     return StreamingResponse(found, media_type="text/event-stream")
