@@ -52,9 +52,18 @@ def masked_reply(experience: Experience) -> ChatReply:
 
 
 def text_reply(prompt_text: str, reply: TextReply, params: SamplingParams) -> ChatReply:
-    """A reply without tokens."""
+    """A reply without tokens: one masked token stands for it, so that it is never trained on."""
+    experience = Experience(
+        tokens=[0, 0],
+        prompt_length=1,
+        logprobs=[0.0],
+        action_mask=[False],
+        prompt_text=prompt_text,
+        response_text=reply.text,
+        info={"finish_reason": reply.finish_reason, "temperature": params.temperature},
+    )
     message = {**reply.message, "content": reply.text}
-    return ChatReply(text_experience(prompt_text, reply, params), reply.text, message, None)
+    return ChatReply(experience, reply.text, message, None)
 
 
 def experience_of(
@@ -102,19 +111,6 @@ def masked_experience(chat: ChatFormat, prompt_ids: Sequence[int], limit: int) -
         truncate_status="prompt_truncated",
         prompt_text=chat.decode(tokens[:limit]),
         response_text=MASKED_TEXT,
-    )
-
-
-def text_experience(prompt_text: str, reply: TextReply, params: SamplingParams) -> Experience:
-    """A reply without tokens: one masked token stands for it, so that it is never trained on."""
-    return Experience(
-        tokens=[0, 0],
-        prompt_length=1,
-        logprobs=[0.0],
-        action_mask=[False],
-        prompt_text=prompt_text,
-        response_text=reply.text,
-        info={"finish_reason": reply.finish_reason, "temperature": params.temperature},
     )
 
 
