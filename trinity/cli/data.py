@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trinity.cli.usage import PLUGIN_DIR, UsageError
+from trinity.cli.plugin_folders import PLUGIN_DIR
+from trinity.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console

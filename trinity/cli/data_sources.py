@@ -15,6 +15,7 @@ from trinity.buffer.rows import Row, Rows
 from trinity.buffer.schema import FORMATTER
 from trinity.buffer.schema.task import TaskFormatter
 from trinity.buffer.taskset import rows_of
+from trinity.cli.plugin_folders import load_plugin_folders
 from trinity.cli.usage import UsageError
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
@@ -66,10 +67,7 @@ def find_data_set(
         UsageError: They name none.
         ConfigError: The configuration or the data set can't be used.
     """
-    from trinity.utils.plugins import load_plugins
-
-    if plugin_dirs:
-        load_plugins(plugin_dirs)
+    load_plugin_folders(plugin_dirs)
     if config is not None:
         section, settings = _of_config(config, name)
         return _opened(section, settings)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import typer
 
+from trinity.cli.plugin_folders import PLUGIN_DIR, load_plugin_folders
 from trinity.cli.run_command import CPU
-from trinity.cli.usage import PLUGIN_DIR, UsageError
+from trinity.cli.usage import UsageError
 
 CONFIG = typer.Option(None, "--config", "-c", help="YAML file of the run.")
 OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
@@ -65,7 +66,6 @@ def command(
         from trinity.common.config import load_config
         from trinity.launcher.cpu import for_cpu
         from trinity.launcher.debug import DebugRun, debug_workflow, serve_models
-        from trinity.utils.plugins import load_plugins
 
     console = Console(highlight=False)
     os.environ.setdefault("TRINITY_LOG_DIR", str(folder / "log"))
@@ -73,8 +73,7 @@ def command(
     loaded = load_config(config, overrides or ())
     if cpu:
         loaded, _ = for_cpu(loaded)
-    plugin_dirs = tuple(str(path.resolve()) for path in plugin_dir or ())
-    load_plugins(plugin_dirs)
+    plugin_dirs = tuple(load_plugin_folders(plugin_dir))
     if module == "inference_model":
         asyncio.run(serve_models(loaded, console))
         return

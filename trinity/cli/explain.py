@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from trinity.cli.plugin_folders import PLUGIN_DIR, find_plugin_folders
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 FILE = typer.Argument(..., help="YAML file of a run.")
 OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
-PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
 GPU_MEMORY = typer.Option(80.0, "--gpu-memory", help="Memory of one GPU, in GiB.")
 
 
@@ -35,7 +36,7 @@ def command(
     from trinity.common.config.validate import validate_file
     from trinity.common.errors import ConfigError
 
-    config, problems = validate_file(file, overrides or (), plugin_dir or ())
+    config, problems = validate_file(file, overrides or (), find_plugin_folders(plugin_dir))
     if problems or config is None:
         raise ConfigError(problems, str(file))
     console = Console(highlight=False)

@@ -5,7 +5,8 @@ from pathlib import Path
 import typer
 
 from trinity.cli.pages import HOST, show_page
-from trinity.cli.usage import PLUGIN_DIR, UsageError
+from trinity.cli.plugin_folders import PLUGIN_DIR
+from trinity.cli.usage import UsageError
 
 app = typer.Typer(help="Measure how fast the explorer of a run is.", no_args_is_help=True)
 

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trinity.cli.plugin_folders import load_plugin_folders
 from trinity.common.config import Config, find_advice
 from trinity.common.config.validate import validate_file
 from trinity.common.errors import ConfigError
 from trinity.launcher.cpu import Replacement, for_cpu
 from trinity.launcher.plan import NotEnoughGpusError, check_gpus
 from trinity.launcher.screen import Screen
-from trinity.utils.plugins import load_plugins, plugin_dirs_from_env
 
 
 def run(
@@ -62,11 +62,10 @@ def load(
 
     Raises:
         ConfigError: All that is wrong with it.
+        UsageError, BrokenPluginError: Plugins can't be had.
     """
-    asked = [str(folder) for folder in plugin_dir] or plugin_dirs_from_env()
-    plugin_dirs = [str(Path(folder).expanduser().resolve()) for folder in asked]
     _make_importable(os.getcwd())
-    load_plugins(plugin_dirs)  # they may bring algorithms
+    plugin_dirs = load_plugin_folders(plugin_dir)  # they may bring algorithms
     loaded, problems = validate_file(config, overrides, plugin_dirs, adapt)
     if problems or loaded is None:
         raise ConfigError(problems, str(config))

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import typer
 
+from trinity.cli.plugin_folders import PLUGIN_DIR
+
 CONFIG = typer.Option(..., "--config", "-c", help="YAML file of the run.")
 OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
-PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
 CPU = typer.Option(False, "--cpu", help="Run on this machine's CPU: replaces GPUs, engine, sync.")
 DRY_RUN = typer.Option(False, "--dry-run", help="Show the plan and check all; start nothing.")
 

@@ -1,10 +1,6 @@
-"""What commands share: the error of arguments that don't fit, and the option for plugins."""
-
-import typer
+"""What commands share: the error of arguments that don't fit."""
 
 from trinity.common.errors import TrinityError
-
-PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
 
 
 class UsageError(TrinityError):

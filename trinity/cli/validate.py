@@ -4,9 +4,10 @@ from pathlib import Path
 
 import typer
 
+from trinity.cli.plugin_folders import PLUGIN_DIR, find_plugin_folders
+
 FILE = typer.Argument(..., help="YAML file of a run.")
 OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
-PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
 
 
 def command(
@@ -20,7 +21,7 @@ def command(
     from trinity.common.config.validate import validate_file
     from trinity.common.errors import ConfigError
 
-    config, problems = validate_file(file, overrides or (), plugin_dir or ())
+    config, problems = validate_file(file, overrides or (), find_plugin_folders(plugin_dir))
     for warning in config.source.warnings if config else ():
         typer.echo(f"note: {warning}", err=True)
     if problems or config is None:

@@ -17,11 +17,16 @@ PLUGIN_DIRS_ENV = "TRINITY_PLUGIN_DIRS"
 PACKAGE = "trinity_plugins"
 
 
+class SameNameError(ValueError):
+    """Two folders hold a plugin of the same name."""
+
+
 def load_plugins(folders: Iterable[str | Path]) -> list[ModuleType]:
     """Import all plugin files of ``folders``. A folder or file loaded before is not loaded again.
 
     Raises:
-        ValueError: A folder does not exist, or two folders hold a plugin of the same name.
+        ValueError: A folder does not exist.
+        SameNameError: Two folders hold a plugin of the same name.
         Exception: Whatever a plugin raises while it is imported.
     """
     paths = [Path(folder).expanduser().resolve() for folder in folders]
@@ -31,9 +36,9 @@ def load_plugins(folders: Iterable[str | Path]) -> list[ModuleType]:
     package = _package()
     found: dict[str, Path] = {}
     for path in dict.fromkeys([*map(Path, package.__path__), *paths]):
-        for name in _plugin_names(path):
+        for name in plugin_names(path):
             if found.setdefault(name, path) != path:
-                raise ValueError(
+                raise SameNameError(
                     f"Two plugins are called {name!r}, in {found[name]} and {path}; rename one."
                 )
     package.__path__ = list(dict.fromkeys([*package.__path__, *map(str, paths)]))
@@ -60,7 +65,7 @@ def _package() -> ModuleType:
     return sys.modules[PACKAGE]
 
 
-def _plugin_names(folder: Path) -> list[str]:
+def plugin_names(folder: Path) -> list[str]:
     """Files and packages of a folder, but those whose name starts with ``_`` or is a test."""
     entries = sorted(folder.iterdir())
     files = [entry.stem for entry in entries if entry.suffix == ".py"]
