@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import typer
 from trinity.cli.usage import UsageError
 from trinity.common.errors import TrinityError
 from trinity.utils import plugins
+from trinity.utils.frames import traceback_without
 
 PLUGIN_DIR = typer.Option(None, "--plugin-dir", help="Folder of your plugins; may be repeated.")
 
@@ -54,7 +54,8 @@ def load_plugin_folders(asked: Iterable[str | Path] | None) -> list[str]:
     except plugins.SameNameError as error:
         raise UsageError(str(error)) from error
     except Exception as error:
-        raise BrokenPluginError(_own_traceback(error)) from error
+        shown = traceback_without(error, _imports)
+        raise BrokenPluginError(f"A plugin can't be imported.\n{shown}".rstrip()) from error
     return folders
 
 
@@ -69,16 +70,6 @@ def _check_syntax(path: Path) -> None:
         raise UsageError(f"The plugin {path} is no Python: {line}{what}") from error
 
 
-def _own_traceback(error: BaseException) -> str:
-    """What Python would show of ``error``, without the frames that only import."""
-    shown = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = shown
-    while part is not None:
-        own = [frame for frame in part.stack if not _imports(frame.filename)]
-        part.stack = traceback.StackSummary.from_list(own)
-        part = part.__cause__ or part.__context__
-    return f"A plugin can't be imported.\n{''.join(shown.format())}".rstrip()
-
-
 def _imports(file: str) -> bool:
+    """Whether frames of ``file`` only import."""
     return file in (*_IMPORTING, __file__) or file.startswith("<frozen importlib")

@@ -1,10 +1,11 @@
 """`WorkflowRunner`: runs workflows, as many at once as it is given; no scheduling, no retries."""
 
 import asyncio
+import inspect
 import sys
 import time
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,8 @@ from trinity.common.rewards import RewardError
 from trinity.common.workflows import Task, Workflow
 from trinity.common.workflows.simple import REWARD_ERROR
 from trinity.explorer.units import RunResult, Unit, UnitResult, stable_seed
+from trinity.utils import threads
+from trinity.utils.frames import traceback_without
 from trinity.utils.log import get_logger
 from trinity.utils.plugins import load_plugins, load_plugins_from_env
 from trinity.utils.threads import CallTimeout, DeadlinePool, shared_threads
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 _GATHER_S = 0.002  # results that end together travel together
 _CANCEL_GRACE_S = 1.0
+_OWN_FILES = (__file__, threads.__file__)  # between a workflow and what called it
 _SWITCH_S = 0.0005  # so that a workflow that computes in a thread does not slow the others
 
 
@@ -37,6 +41,10 @@ class RunnerSettings:
     num_threads: int = 64
     concurrent_mode: Literal["sequential", "asynchronous", "multi-threading"] = "asynchronous"
     plugin_dirs: tuple[str, ...] = ()
+
+
+class NoExperiences(TypeError):
+    """A workflow gave something else than experiences. The text says what, and what to write."""
 
 
 class WorkflowRunner:
@@ -212,7 +220,7 @@ class WorkflowRunner:
             experiences = await self._threads.run(workflow.run, unit.timeout_s)
         if workflow_class.can_reset:
             self._spare.setdefault(workflow_class, []).append(workflow)
-        return list(experiences)
+        return _checked(experiences, workflow_class)
 
     async def _with_deadline(
         self, run: Coroutine[object, object, list[Experience]], timeout_s: float
@@ -280,7 +288,12 @@ class WorkflowRunner:
         self, unit: Unit, runs: tuple[int, ...], error: Exception, seconds: float = 0.0
     ) -> "dict[int, _Outcome]":
         is_timeout = isinstance(error, CallTimeout)
-        text = str(error) if is_timeout else "".join(traceback.format_exception(error))
+        if is_timeout:
+            text = f"{_name(unit.task.workflow)}: {error} (explorer.max_timeout)"
+        elif isinstance(error, NoExperiences):
+            text = str(error)
+        else:
+            text = traceback_without(error, _OWN_FILES.__contains__)
         self._logger.error(
             "Task %s run %s, attempt %d failed after %.1f s: %s\n%r",
             unit.task.task_id,
@@ -298,6 +311,39 @@ class WorkflowRunner:
             seconds=seconds,
         )
         return {run: _Outcome(replace(result, run=run), []) for run in runs}
+
+
+def _checked(given: object, workflow_class: type[Workflow]) -> list[Experience]:
+    """What a workflow gave, if it is what a workflow gives; `NoExperiences` if not."""
+    method = "run_async" if workflow_class.runs_async() else "run"
+    name = f"{workflow_class.__name__}.{method}"
+    if inspect.iscoroutine(given):
+        given.close()
+        raise NoExperiences(
+            f"{name} is a coroutine: call it run_async, and set is_async = True in the class."
+        )
+    items = None if isinstance(given, str | bytes | Mapping) else given
+    items = list(items) if isinstance(items, Iterable) else None
+    odd = [item for item in items or () if not isinstance(item, Experience)]
+    if items is None or odd:
+        what = f"a {type(given).__name__} that holds {_kind(odd[0])}" if odd else _kind(given)
+        raise NoExperiences(
+            f"{name} returned {what}, and a workflow returns a list of experiences: "
+            "end it with `return [experience]`."
+        )
+    return items
+
+
+def _name(workflow: str | type[Workflow]) -> str:
+    return workflow if isinstance(workflow, str) else workflow.__name__
+
+
+def _kind(value: object) -> str:
+    """``value`` by its type, with its article."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 @dataclass

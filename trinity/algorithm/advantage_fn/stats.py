@@ -19,7 +19,10 @@ def finite_reward(reward: float | None, uid: str) -> float:
         ValueError: It is missing, NaN or infinite.
     """
     if reward is None:
-        raise ValueError(f"Experience {uid} has no reward: score it, or drop it before this step.")
+        raise ValueError(
+            f"Experience {uid} has no reward: set `experience.reward` in the workflow, or leave "
+            "the experience out (operator invalid_reward_filter)."
+        )
     if not math.isfinite(reward):
         raise ValueError(
             f"Experience {uid} has the reward {reward}: a reward must be a finite number. Fix the "

@@ -1,0 +1,66 @@
+"""What a workflow gives back that is no list of experiences is told in a sentence of its own."""
+
+import pytest
+
+from tests.explorer.fakes import EchoModel, task
+from trinity.common.workflows import Workflow
+from trinity.explorer.runner import WorkflowRunner
+from trinity.explorer.units import RunResult, Unit
+
+
+async def result_of(workflow: type[Workflow]) -> RunResult:
+    runner = WorkflowRunner(0, EchoModel(0.0), ())
+    await runner.prepare()
+    unit = Unit(0, task(workflow, repeat_times=1), (0,), 7, 30.0)
+    [result] = (await runner.run_unit(unit)).runs
+    await runner.close()
+    return result
+
+
+def workflow_giving(given: object) -> type[Workflow]:
+    class Mine(Workflow):
+        def run(self) -> object:
+            return given
+
+    return Mine
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (None, "None"),
+        ("hello", "a str"),
+        ({"reward": 1.0}, "a dict"),
+        (3, "an int"),
+        (["hello"], "a list that holds a str"),
+        ([None], "a list that holds None"),
+    ],
+)
+async def test_what_is_no_list_of_experiences_is_named(given: object, what: str) -> None:
+    result = await result_of(workflow_giving(given))
+    assert result.error == (
+        f"Mine.run returned {what}, and a workflow returns a list of experiences: "
+        "end it with `return [experience]`."
+    )
+
+
+async def test_a_run_method_that_is_a_coroutine_is_named() -> None:
+    class Mine(Workflow):
+        async def run(self) -> list:
+            return []
+
+    result = await result_of(Mine)
+    assert result.error == (
+        "Mine.run is a coroutine: call it run_async, and set is_async = True in the class."
+    )
+
+
+async def test_an_error_of_a_workflow_shows_the_frames_of_the_workflow_alone() -> None:
+    class Mine(Workflow):
+        def run(self) -> list:
+            return self.task.raw_taks
+
+    result = await result_of(Mine)
+    frames = [line for line in result.error.splitlines() if line.startswith("  File")]
+    assert len(frames) == 1 and "test_runner_results.py" in frames[0]
+    assert "raw_taks" in result.error.splitlines()[-1]
