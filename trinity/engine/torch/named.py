@@ -10,7 +10,8 @@ from trinity.common.models.adapters import AdapterSettings, add_adapter_inplace
 from trinity.common.models.lean import make_lean_inplace
 from trinity.common.models.loading import cast_parameters
 from trinity.common.models.protocol import NamedAdapter
-from trinity.engine.torch.batcher import Batcher, Limits
+from trinity.engine.torch.batcher import Batcher
+from trinity.engine.torch.limits import Limits
 
 _MAX_ADAPTERS = 8  # unless there are more from the start: they share the memory for keys and values
 _OWN_NAME = "named"  # within a model, where a name may have no dots

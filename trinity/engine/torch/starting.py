@@ -12,7 +12,8 @@ from trinity.common.models.allocator import use_tight_memory
 from trinity.common.models.lean import make_lean_inplace
 from trinity.common.models.loading import cast_parameters, end_of_sequence_ids, load_causal_lm
 from trinity.engine.torch.attention import IMPLEMENTATION
-from trinity.engine.torch.batcher import Batcher, Limits
+from trinity.engine.torch.batcher import Batcher
+from trinity.engine.torch.limits import Limits
 from trinity.engine.torch.named import NamedAdapters
 from trinity.engine.torch.packed_linear import pack_linears_inplace
 from trinity.engine.torch.settings import TorchEngineSettings
