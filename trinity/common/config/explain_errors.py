@@ -96,6 +96,9 @@ def _problem(place: tuple[int | str, ...], item: Any) -> Problem:
         return Problem(key, f"This must be {words} {bound}.", fix, value)
     if kind == "string_too_short":
         return Problem(key, "This must not be empty.", f"Give `{place[-1]}` a name.", value)
+    if kind == "value_error":  # of our own validators: what is wrong, then what to do
+        message, _, fix = str(context["error"]).partition(". ")
+        return Problem(key, f"{message}.", fix, value)
     wanted = _TYPE_WORDS.get(kind)
     if wanted is None:
         return Problem(key, f"{item['msg']}.", "See docs/configuration.md.", value)

@@ -72,7 +72,9 @@ class TinkerConfig(ConfigModel):
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
         if not (self.train_mlp or self.train_attn or self.train_unembed):
-            raise ValueError("train_mlp, train_attn and train_unembed are all false: train one.")
+            raise ValueError(
+                "train_mlp, train_attn and train_unembed are all false. Set one of them to `true`."
+            )
         return self
 
 

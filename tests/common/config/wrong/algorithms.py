@@ -1,0 +1,59 @@
+"""Settings that an algorithm cannot work with, and those that it lacks."""
+
+from tests.common.config.files import DROP
+from tests.common.config.wrong.case import EXPERIENCES, SFT, TASKSET, Wrong, at
+
+CASES = [
+    at("one sample with GRPO", "algorithm.repeat_times", 1, "8", 8),
+    Wrong(
+        "three samples with DPO",
+        {**SFT, "algorithm": {"algorithm_type": "dpo", "repeat_times": 3}},
+        "algorithm.repeat_times",
+        "`repeat_times: 2`",
+        {"algorithm.repeat_times": 2},
+    ),
+    Wrong(
+        "SFT with an explorer",
+        {**SFT, "mode": "both"},
+        "algorithm.algorithm_type",
+        "`mode: train`",
+        {"mode": "train"},
+    ),
+    Wrong(
+        "SFT without data",
+        {**SFT, EXPERIENCES: {}},
+        f"{EXPERIENCES}.path",
+        "`path`",
+        {f"{EXPERIENCES}.path": "/data/sft"},
+    ),
+    Wrong(
+        "SFT without a batch",
+        {**SFT, "buffer.train_batch_size": 0},
+        "buffer.train_batch_size",
+        "`train_batch_size: 32`",
+        {"buffer.train_batch_size": 32},
+    ),
+    Wrong(
+        "expert data missing",
+        {"algorithm": {"algorithm_type": "mix"}},
+        "buffer.trainer_input.auxiliary_buffers.sft_dataset",
+        "`sft_dataset`",
+        {"buffer.trainer_input.auxiliary_buffers": {"sft_dataset": {"path": "/sft"}}},
+    ),
+    Wrong(
+        "teacher missing",
+        {"algorithm": {"algorithm_type": "jsd"}},
+        "explorer.auxiliary_models",
+        "`- model_path: ...`",
+        {"explorer.auxiliary_models": [{"model_path": "/teacher"}]},
+    ),
+    at("critic warm-up without a critic", "trainer.critic_warmup", 5, "Set it to 0", 0),
+    Wrong(
+        "warm-up twice",
+        {"algorithm.optimizer": {"lr_warmup_steps": 5, "lr_warmup_steps_ratio": 0.1}},
+        "algorithm.optimizer.lr_warmup_steps_ratio",
+        "Remove one",
+        {"algorithm.optimizer.lr_warmup_steps_ratio": DROP},
+    ),
+    at("one sample of a set", f"{TASKSET}.repeat_times", 1, "2 or more", 2),
+]

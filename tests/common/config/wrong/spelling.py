@@ -1,0 +1,106 @@
+"""Keys and names that are nearly right."""
+
+from tests.common.config.files import DROP
+from tests.common.config.wrong.case import EXPERIENCES, LORA, ROLLOUT, TASKSET, VERL, Wrong, at
+
+CASES = [
+    Wrong(
+        "setting of vLLM for adapters",
+        {f"{ROLLOUT}.lora_kwargs": {"max_lora": 2}, "model.lora_configs": LORA},
+        f"{ROLLOUT}.lora_kwargs.max_lora",
+        "`max_loras`",
+        {f"{ROLLOUT}.lora_kwargs": {"max_loras": 2}},
+    ),
+    at("section", "trainr", {"save_interval": 5}, "`trainer`"),
+    Wrong(
+        "key",
+        {"buffer.batch_sise": 8},
+        "buffer.batch_sise",
+        "`batch_size`",
+        {"buffer.batch_sise": DROP, "buffer.batch_size": 8},
+    ),
+    Wrong(
+        "key in a list",
+        {"buffer.explorer_input.eval_tasksets": [{"pth": "/d", "path": "/e"}]},
+        "buffer.explorer_input.eval_tasksets.0.pth",
+        "`path`",
+        {"buffer.explorer_input.eval_tasksets.0.pth": DROP},
+    ),
+    Wrong(
+        "key in a mapping of buffers",
+        {"buffer.trainer_input.auxiliary_buffers": {"a": {"path": "/d", "splt": "x"}}},
+        "buffer.trainer_input.auxiliary_buffers.a.splt",
+        "`split`",
+        {"buffer.trainer_input.auxiliary_buffers.a.splt": DROP},
+    ),
+    Wrong(
+        "key in a stage",
+        {"stages": [{"stage_name": "a", "algoritm": {}}]},
+        "stages.0.algoritm",
+        "`algorithm`",
+        {"stages.0.algoritm": DROP},
+    ),
+    Wrong(
+        "key of another section",
+        {"model.engine_num": 2},
+        "model.engine_num",
+        f"`{ROLLOUT}.engine_num`",
+        {"model.engine_num": DROP, f"{ROLLOUT}.engine_num": 2},
+    ),
+    at("mode", "mode", "boht", "`both`", "both"),
+    at("engine", f"{ROLLOUT}.engine_type", "sglang", "vllm", "vllm"),
+    at("log level", "log.level", "verbose", "debug", "DEBUG"),
+    at("algorithm", "algorithm.algorithm_type", "gpro", "`grpo`", "grpo"),
+    at("KL function", "algorithm.kl_loss_fn", "k9", "low_var_kl", "low_var_kl"),
+    at("policy loss", "algorithm.policy_loss_fn", "pppo", "`ppo`", "ppo"),
+    at(
+        "workflow",
+        f"{TASKSET}.default_workflow_type",
+        "math_workflo",
+        "`math_workflow`",
+        "math_workflow",
+    ),
+    at(
+        "reward for all",
+        "buffer.explorer_input.default_reward_fn_type",
+        "math_rewrd",
+        "`math_reward`",
+        "math_reward",
+    ),
+    Wrong(
+        "selector",
+        {f"{TASKSET}.data_selector": {"selector_type": "shufle"}},
+        f"{TASKSET}.data_selector.selector_type",
+        "`shuffle`",
+        {f"{TASKSET}.data_selector.selector_type": "shuffle"},
+    ),
+    at("monitor", "monitor.monitor_type", "wandbb", "`wandb`", "wandb"),
+    Wrong(
+        "operator",
+        {"data_processor.experience_pipeline": {"operators": [{"name": "reward_filtr"}]}},
+        "data_processor.experience_pipeline.operators.0.name",
+        "`reward_filter`",
+        {"data_processor.experience_pipeline": {"operators": [{"name": "reward_filter"}]}},
+    ),
+    Wrong(
+        "priority function",
+        {EXPERIENCES: {"replay_buffer": {"enable": True, "priority_fn": "linear_decai"}}},
+        f"{EXPERIENCES}.replay_buffer.priority_fn",
+        "`linear_decay`",
+        {f"{EXPERIENCES}.replay_buffer.priority_fn": "linear_decay"},
+    ),
+    Wrong(
+        "no such buffer",
+        {EXPERIENCES: {"storage_type": "queu"}},
+        f"{EXPERIENCES}.storage_type",
+        "Did you mean `queue`?",
+        {f"{EXPERIENCES}.storage_type": "queue"},
+    ),
+    Wrong(
+        "typo in veRL's keys",
+        {f"{VERL}.actor.grad_clipp": 1.0},
+        f"{VERL}.actor.grad_clipp",
+        "actor.grad_clip`",
+        {f"{VERL}.actor": {"grad_clip": 1.0}},
+    ),
+]
