@@ -23,11 +23,8 @@ class ToolCallWorkflow(SimpleWorkflow):
 
     async def run_async(self) -> list[Experience]:
         messages = self.format_messages()
-        answers = await self.model.chat_async(
-            messages, tools=self.tools, n=self.repeat_times, **self.rollout_args
-        )
-        for index, answer in enumerate(answers):
-            answer.eid.run = self.run_id_base + index
+        answers = await self.sample_answers(messages, tools=self.tools)
+        for answer in answers:
             answer.tools = self.tools
         await self.score(answers, messages)
         return answers

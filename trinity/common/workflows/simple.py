@@ -148,8 +148,19 @@ class SimpleWorkflow(BaseSimpleWorkflow):
 
     async def run_async(self) -> list[Experience]:
         messages = self.format_messages()
-        answers = await self.model.chat_async(messages, n=self.repeat_times, **self.rollout_args)
+        answers = await self.sample_answers(messages)
+        await self.score(answers, messages)
+        return answers
+
+    async def sample_answers(self, messages: Messages, **more: Any) -> list[Experience]:
+        """One answer for each of the ``repeat_times`` runs; ``more`` goes to ``model.chat``."""
+        asked = {**self.rollout_args, **more}
+        return self.with_run_ids(
+            await self.model.chat_async(messages, n=self.repeat_times, **asked)
+        )
+
+    def with_run_ids(self, answers: list[Experience]) -> list[Experience]:
+        """``answers``, each with the number of its run."""
         for index, answer in enumerate(answers):
             answer.eid.run = self.run_id_base + index
-        await self.score(answers, messages)
         return answers

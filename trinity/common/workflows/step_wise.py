@@ -25,6 +25,7 @@ class _Steps(Workflow):
     """
 
     is_async: ClassVar[bool] = False
+    needs_history: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -35,11 +36,6 @@ class _Steps(Workflow):
         use_openai_client: bool = True,
     ) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
-        if not model.model_config.enable_history:
-            raise ValueError(
-                f"{type(self).__qualname__} works on recorded replies: set "
-                "explorer.rollout_model.enable_history to true."
-            )
         self._use_openai_client = use_openai_client
         self._client: Any = None
 

@@ -25,6 +25,9 @@ class Workflow:
       run method of its own runs once for each repeat unless it says ``can_repeat`` again.
     - ``can_reset``: an instance is used again for other tasks, after `reset`.
 
+    With ``needs_history`` it works on the replies that `explorer.rollout_model.enable_history`
+    records, and refuses a model that keeps none.
+
     Args:
         model: The model that is trained; its history is this run's alone.
         auxiliary_models: Other models: judges, teachers.
@@ -33,6 +36,7 @@ class Workflow:
     can_reset: ClassVar[bool] = False
     can_repeat: ClassVar[bool] = False
     is_async: ClassVar[bool] = False
+    needs_history: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -41,6 +45,11 @@ class Workflow:
         model: ModelWrapper,
         auxiliary_models: list[ModelWrapper] | None = None,
     ) -> None:
+        if self.needs_history and not model.model_config.enable_history:
+            raise ValueError(
+                f"{type(self).__qualname__} works on recorded replies: set "
+                "explorer.rollout_model.enable_history to true."
+            )
         self.task = task
         self.model = model
         self.auxiliary_model_wrappers = list(auxiliary_models or [])

@@ -94,14 +94,16 @@ class StepAttention:
         """Store the step's keys and values, and give the attention output [N, H, D]."""
         num_samples, num_prompt = len(self.sample_rows), len(self.prompt_pages)
         parts = []
-        for attend, first, count in (
-            (self._attend_samples, 0, num_samples),
-            (self._attend_prompts, num_samples, num_prompt),
+        for store, tasks, attend, first, count in (
+            (self.samples, self.sample_tasks, self._attend_samples, 0, num_samples),
+            (self.prompts, self.prompt_tasks, self._attend_prompts, num_samples, num_prompt),
         ):
             if count:
                 now = slice(first, first + count)
-                fresh = (key_NKD[now], value_NKD[now])
-                parts.append(attend(layer, query_NHD[now], fresh, options))
+                query, fresh = query_NHD[now], (key_NKD[now], value_NKD[now])
+                stored = store.room(layer, *fresh)
+                native = _native_attention(query, fresh, stored, tasks, options)
+                parts.append(attend(layer, query, fresh, options) if native is None else native)
         padding = len(query_NHD) - num_samples - num_prompt
         if padding:
             parts.append(query_NHD.new_zeros(padding, query_NHD.shape[1], value_NKD.shape[-1]))
@@ -121,10 +123,6 @@ class StepAttention:
         fresh_SKD: tuple[Tensor, Tensor],
         options: "AttentionOptions",
     ) -> Tensor:
-        stored = self.samples.room(layer, *fresh_SKD)
-        native = _native_attention(query_SHD, fresh_SKD, stored, self.sample_tasks, options)
-        if native is not None:
-            return native
         self.samples.write(layer, self.sample_rows, self.sample_positions, *fresh_SKD)
         length = round_up(self.max_sample_length, GRAIN)
         key_SKLD, value_SKLD = self.samples.view(layer, len(query_SHD), length)
@@ -141,12 +139,8 @@ class StepAttention:
         fresh_NKD: tuple[Tensor, Tensor],
         options: "AttentionOptions",
     ) -> Tensor:
-        stored = self.prompts.room(layer, *fresh_NKD)
-        native = _native_attention(query_NHD, fresh_NKD, stored, self.prompt_tasks, options)
-        if native is not None:
-            return native
         self.prompts.write(layer, self.prompt_pages, self.prompt_places, *fresh_NKD)
-        out_NHD = query_NHD.new_empty(*query_NHD.shape[:2], stored[1].shape[-1])
+        out_NHD = query_NHD.new_empty(*query_NHD.shape[:2], fresh_NKD[1].shape[-1])
         for tiles in self._tiles:
             out = self._attend_tiles(layer, query_NHD, tiles, options)
             out_NHD[tiles.scatter_to] = out[tiles.scatter_from]

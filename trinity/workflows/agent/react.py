@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
-from trinity.common.workflows import REWARD_ERROR, BaseSimpleWorkflow, Task
+from trinity.common.workflows import REWARD_ERROR, BaseSimpleWorkflow
 from trinity.workflows.agent.merge import merge_turns
 from trinity.workflows.agent.tools import Tool, load_tools
-
-if TYPE_CHECKING:
-    from trinity.common.models import ModelWrapper
 
 Messages = list[dict[str, Any]]
 
@@ -32,20 +29,7 @@ class AgentWorkflow(BaseSimpleWorkflow):
 
     is_async: ClassVar[bool] = True
     default_reward_fn: ClassVar[str] = "math_boxed_reward"
-
-    def __init__(
-        self,
-        *,
-        task: Task,
-        model: "ModelWrapper",
-        auxiliary_models: "list[ModelWrapper] | None" = None,
-    ) -> None:
-        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
-        if not model.model_config.enable_history:
-            raise ValueError(
-                f"{type(self).__qualname__} trains on recorded replies: set "
-                "explorer.rollout_model.enable_history to true."
-            )
+    needs_history: ClassVar[bool] = True
 
     @property
     def client(self) -> Any:

@@ -20,9 +20,9 @@ class OnPolicyDistillWorkflow(SimpleWorkflow):
 
     async def run_async(self) -> list[Experience]:
         messages = self.format_messages()
-        answers = await self.model.chat_async(messages, n=self.repeat_times, **self.rollout_args)
-        for index, answer in enumerate(answers):
-            answer.eid.run, answer.reward = self.run_id_base + index, 0.0
+        answers = await self.sample_answers(messages)
+        for answer in answers:
+            answer.reward = 0.0
         if self.scorer is not None:
             await self.score(answers, messages)
         await asyncio.gather(*map(self._teach, answers))

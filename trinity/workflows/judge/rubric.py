@@ -36,9 +36,7 @@ class RubricJudgeWorkflow(SimpleWorkflow):
 
     async def run_async(self) -> list[Experience]:
         messages = self.format_messages()
-        answers = await self.model.chat_async(messages, n=self.repeat_times, **self.rollout_args)
-        for index, answer in enumerate(answers):
-            answer.eid.run = self.run_id_base + index
+        answers = await self.sample_answers(messages)
         judge, criteria = self.judge(), self.criteria()
         await asyncio.gather(*(self._judge_one(judge, criteria, answer) for answer in answers))
         return answers

@@ -39,9 +39,7 @@ class MathRulerWorkflow(MathWorkflow):
 
     async def run_async(self) -> list[Experience]:
         messages = self.format_messages()
-        answers = await self.model.chat_async(messages, n=self.repeat_times, **self.rollout_args)
-        for index, answer in enumerate(answers):
-            answer.eid.run = self.run_id_base + index
+        answers = await self.sample_answers(messages)
         await self._rank(answers)
         await self.score(answers, messages)
         for answer in answers:
@@ -93,11 +91,11 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
 
     async def run_async(self) -> list[Experience]:
         messages = self.format_messages()
-        answers = await self.model.chat_async(messages, n=self.repeat_times, **self.rollout_args)
+        answers = await self.sample_answers(messages)
         await self.score(answers, messages)
         prefix = self._judge_args().pop("prefix", "")
         question = begun(self.judge_messages(answers), prefix)
-        rankings = await self.model.chat_async(question, n=self.repeat_times, **self.rollout_args)
+        rankings = await self.sample_answers(question)
         texts = [prefix + (ranking.response_text or "") for ranking in rankings]
         scores = [_scores_or_none(text, len(answers)) for text in texts]
         for ranking, given in zip(rankings, scores, strict=True):
@@ -111,9 +109,6 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
             else:
                 answer.info[REWARD_ERROR] = "RULER: no ranking could be read"
             _trade_reward(answer)
-        for index, pair in enumerate(zip(answers, rankings, strict=True)):
-            for experience in pair:
-                experience.eid.run = self.run_id_base + index
         return [*answers, *rankings]
 
 

@@ -53,9 +53,7 @@ class MathBoxedWorkflow(SimpleWorkflow):
         text = f"{self.system_prompt}\n\nUser: {self.task_desc}\n\nAssistant: "
         prompt = text + ("<think>\n" if self.with_think else "") + (self.reply_prefix or "")
         answers = await self.model.generate_async(prompt, n=self.repeat_times, **self.rollout_args)
-        for index, answer in enumerate(answers):
-            answer.eid.run = self.run_id_base + index
-        await self.score(answers, self.format_messages())
+        await self.score(self.with_run_ids(answers), self.format_messages())
         return answers
 
     def _make_scorer(self) -> Scorer | None:

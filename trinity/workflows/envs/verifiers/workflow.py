@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trinity.common.errors import MissingExtraError
 from trinity.common.experience import Experience
 from trinity.common.models.sampling import request_seed
-from trinity.common.workflows import Task, Workflow
+from trinity.common.workflows import Workflow
 from trinity.workflows.agent.merge import merge_turns
 
 if TYPE_CHECKING:
@@ -36,20 +36,7 @@ class VerifiersWorkflow(Workflow):
     """
 
     is_async: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        *,
-        task: Task,
-        model: "ModelWrapper",
-        auxiliary_models: "list[ModelWrapper] | None" = None,
-    ) -> None:
-        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
-        if not model.model_config.enable_history:
-            raise ValueError(
-                "verifiers_workflow trains on recorded replies: set "
-                "explorer.rollout_model.enable_history to true."
-            )
+    needs_history: ClassVar[bool] = True
 
     async def run_async(self) -> list[Experience]:
         package = _verifiers()
