@@ -105,7 +105,7 @@ async def test_a_resume_goes_on_where_it_stopped(kind: str, tmp_path: Path):
 
 async def test_a_resume_with_other_data_is_refused(tmp_path: Path):
     state = scheduler(section(file(tmp_path / "a", 3))).state_dict()
-    with pytest.raises(DataError, match="has 4 tasks, but had 3"):
+    with pytest.raises(DataError, match="has 4 rows, but had 3"):
         scheduler(section(file(tmp_path / "a", 4))).load_state_dict(state)
 
 

@@ -37,7 +37,7 @@ START = typer.Option(0, "--start", "-s", min=0, help="First row to show, from 0.
 MEASURED = typer.Option(5000, "--sample", min=1, help="Rows whose length is measured.")
 
 
-def _source(
+def _named(
     path: str = PATH,
     config: Path = CONFIG,
     name: str = NAME,
@@ -49,23 +49,20 @@ def _source(
     model: str = MODEL,
     workflow: str = WORKFLOW,
     plugin_dir: list[Path] = PLUGIN_DIR,
-) -> "DataSet":
-    """The data set that the shared options name."""
-    from trinity.cli.data_sources import find_data_set
-
-    return find_data_set(
-        path, config, name, split, subset, table, kind, key or [], model, workflow, plugin_dir or []
-    )
+) -> None:
+    """The options that name a data set: what `data_sources.Named` holds."""
 
 
 def _on_data_set(command: Callable[..., None]) -> Callable[..., None]:
-    """``command``, with the options of `_source` in place of its first argument."""
-    shared = list(inspect.signature(_source).parameters.values())
+    """``command``, with the options of `_named` in place of its first argument."""
+    shared = list(inspect.signature(_named).parameters.values())
     own = list(inspect.signature(command).parameters.values())[1:]
 
     def run(**given: Any) -> None:
-        found = _source(**{option.name: given.pop(option.name) for option in shared})
-        command(found, **given)
+        from trinity.cli.data_sources import Named, find_data_set
+
+        named = Named(**{option.name: given.pop(option.name) for option in shared})
+        command(find_data_set(named), **given)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__annotations__ = {option.name: option.annotation for option in (*shared, *own)}

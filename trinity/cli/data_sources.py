@@ -48,62 +48,65 @@ class DataSet:
     hint: str = ""
 
 
-def find_data_set(
-    path: str | None,
-    config: Path | None,
-    name: str | None,
-    split: str,
-    subset: str | None,
-    table: str,
-    kind: str,
-    keys: Sequence[str],
-    model: str | None,
-    workflow: str | None,
-    plugin_dirs: Sequence[Path],
-) -> DataSet:
+@dataclass(frozen=True)
+class Named:
+    """What the arguments of a command say of a data set: one of ``config``, or that at ``path``.
+
+    Args:
+        name: Of the data set in the config; None: its first.
+        kind: What its rows are: "task", or a name of `FORMATTER`.
+        key: Keys of its format, as ``<key>=<value>``.
+    """
+
+    path: str | None
+    config: Path | None
+    name: str | None
+    split: str
+    subset: str | None
+    table: str
+    kind: str
+    key: Sequence[str] | None
+    model: str | None
+    workflow: str | None
+    plugin_dir: Sequence[Path] | None
+
+
+def find_data_set(named: Named) -> DataSet:
     """The data set that the arguments of a command name.
 
     Raises:
         UsageError: They name none.
         ConfigError: The configuration or the data set can't be used.
     """
-    load_plugin_folders(plugin_dirs)
-    if config is not None:
-        section, settings = _of_config(config, name)
-        return _opened(section, settings)
-    if path is None:
+    load_plugin_folders(named.plugin_dir or [])
+    if named.config is not None:
+        return _opened(*_of_config(named.config, named.name))
+    if named.path is None:
         raise UsageError("Name a data set: a path, or a configuration with --config.")
     try:
-        return _of_path(path, split, subset, table, kind, keys, model, workflow)
+        return _of_path(named.path, named)
     except ConfigError as error:  # there is no configuration whose key it could name
         raise UsageError("\n".join(problem.message for problem in error.problems)) from error
 
 
-def _of_path(
-    path: str,
-    split: str,
-    subset: str | None,
-    table: str,
-    kind: str,
-    keys: Sequence[str],
-    model: str | None,
-    workflow: str | None,
-) -> DataSet:
-    settings = ModelConfig(model_path=model or "")
-    form = _format(keys)
-    if kind not in ("task", *FORMATTER.names()):
-        raise UsageError(f"--kind is {kind!r}; use task, {', '.join(FORMATTER.names())}.")
+def _of_path(path: str, named: Named) -> DataSet:
+    form = _format(named.key or [])
+    if named.kind not in ("task", *FORMATTER.names()):
+        raise UsageError(f"--kind is {named.kind!r}; use task, {', '.join(FORMATTER.names())}.")
     common: dict[str, Any] = {
-        "name": table or Path(path).stem,
+        "name": named.table or Path(path).stem,
         "path": path,
         "storage_type": StorageType.SQL if is_database(path) else StorageType.FILE,
-        "split": split,
-        "subset_name": subset,
+        "split": named.split,
+        "subset_name": named.subset,
         "format": form,
     }
-    if kind == "task":
-        return _opened(TasksetConfig(**common, default_workflow_type=workflow), settings)
-    return _opened(ExperienceBufferConfig(**common, schema_type=kind), settings)
+    section: Section = (
+        TasksetConfig(**common, default_workflow_type=named.workflow)
+        if named.kind == "task"
+        else ExperienceBufferConfig(**common, schema_type=named.kind)
+    )
+    return _opened(section, ModelConfig(model_path=named.model or ""))
 
 
 def _format(keys: Sequence[str]) -> FormatConfig:

@@ -105,14 +105,11 @@ def _folder(path: Path, is_kept: bool) -> Path:
 def _profile(folder: Path, is_wanted: bool):  # type: ignore[no-untyped-def]  # a context manager
     if not is_wanted:
         return contextlib.nullcontext()
-    try:
-        from viztracer import VizTracer
-    except ImportError:
-        from trinity.common.errors import MissingExtraError
+    from trinity.common.extras import needed
 
-        raise MissingExtraError("viztracer", "debug", "--enable-profiling") from None
+    viztracer = needed("viztracer", "debug", "--enable-profiling")
     folder.mkdir(parents=True, exist_ok=True)
-    return VizTracer(output_file=str(folder / "profiling.html"), verbose=0)
+    return viztracer.VizTracer(output_file=str(folder / "profiling.html"), verbose=0)
 
 
 def _view(folder: Path, port: int) -> None:

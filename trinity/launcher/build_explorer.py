@@ -297,33 +297,25 @@ def _spawn_engine(
     num_gpus = engine_gpus(model) if plan.gpus.total and not plan.is_colocated else 0
     env_vars = plan.env_on(index * engine_gpus(model), engine_gpus(model))
     asks_for_api = model is plan.config.explorer.rollout_model and model.enable_openai_api
-    if model.base_port is None and not asks_for_api:
-        engine: InferenceEngine = actor.spawn(
-            make_engine,
-            kind,
-            settings,
-            name=name,
-            namespace=plan.namespace,
-            num_gpus=num_gpus,
-            env_vars=env_vars,
-            max_restarts=_MAX_RESTARTS,
-        )
-        return engine
-    from trinity.engine.served import ServedEngine
+    make: Callable[[], InferenceEngine] = partial(make_engine, kind, settings)
+    if model.base_port is not None or asks_for_api:
+        from trinity.engine.served import ServedEngine
 
-    served: InferenceEngine = actor.spawn(
-        ServedEngine,
-        partial(make_engine, kind, settings),
-        model_settings(plan.config, model),
-        port=0 if model.base_port is None else model.base_port + index,
-        api_key=None if model.api_key == "EMPTY" else model.api_key,
+        make = partial(
+            ServedEngine,
+            make,
+            model_settings(plan.config, model),
+            port=0 if model.base_port is None else model.base_port + index,
+            api_key=None if model.api_key == "EMPTY" else model.api_key,
+        )
+    return actor.spawn(
+        make,
         name=name,
         namespace=plan.namespace,
         num_gpus=num_gpus,
         env_vars=env_vars,
         max_restarts=_MAX_RESTARTS,
     )
-    return served
 
 
 def model_settings(config: Config, model: InferenceModelConfig) -> ModelSettings:

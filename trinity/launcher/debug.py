@@ -205,7 +205,7 @@ def _the_task(config: Config, run: DebugRun) -> Task:
     opened = open_taskset(taskset)
     if not 0 <= run.task < len(opened):
         raise DebugError(f"--task is {run.task}, but {taskset.name!r} has {len(opened)} tasks.")
-    task = opened.formatter.format(opened.rows[run.task], run.task)
+    task = opened.task(run.task)
     return replace(task, batch_id="debug", task_id=run.task, repeat_times=run.repeat)
 
 

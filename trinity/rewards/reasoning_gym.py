@@ -3,10 +3,9 @@
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
-from trinity.common.errors import MissingExtraError
+from trinity.common.extras import needed
 from trinity.common.rewards import RewardFn
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.S)
@@ -35,12 +34,8 @@ class ReasoningGymRewardFn(RewardFn):
         return {"accuracy": float(score)}
 
 
-def _gym() -> ModuleType:
-    try:
-        import reasoning_gym
-    except ImportError:
-        raise MissingExtraError("reasoning_gym", "gym", "reasoning_gym_reward") from None
-    return cast(ModuleType, reasoning_gym)
+def _gym() -> Any:
+    return needed("reasoning_gym", "gym", "reasoning_gym_reward")
 
 
 @lru_cache

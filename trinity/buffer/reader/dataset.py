@@ -1,17 +1,14 @@
 """The reader of a data set of experiences: SFT, preference pairs, plain text, saved ones."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-from trinity.buffer.rows import BadRow, BadRowError, DataError, Rows
-from trinity.buffer.rows.check import RowFault
+from trinity.buffer.rows import Row, Rows
 from trinity.buffer.schema.base import ExperienceFormatter
+from trinity.buffer.selected import SelectedRows
 from trinity.buffer.selector import BaseSelector
 from trinity.common.constants import OnBadRow
 from trinity.common.experience import EID, Experience
-
-_log = logging.getLogger(__name__)
 
 
 class DatasetReader:
@@ -37,18 +34,22 @@ class DatasetReader:
         total: int | None = None,
         on_bad_row: OnBadRow = OnBadRow.ERROR,
     ) -> None:
-        self.rows = rows
-        self.formatter = formatter
-        self.selector = selector
         self.name = name
         self.batch_size = batch_size
         self.total = total
-        self.on_bad_row = on_bad_row
         self.num_read = 0
-        self.num_bad = 0
+        self._formatter = formatter
+        self._rows = SelectedRows(
+            rows, self._experience, selector, name=f"the data set {name!r}", on_bad_row=on_bad_row
+        )
+
+    @property
+    def num_bad(self) -> int:
+        """Rows left out so far."""
+        return self._rows.num_bad
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._rows)
 
     async def read(self, batch_size: int | None = None, **_: Any) -> list[Experience]:
         """The next full batch.
@@ -60,60 +61,21 @@ class DatasetReader:
         size = batch_size or self.batch_size
         if self.total is not None and self.num_read + size > self.total:
             raise StopAsyncIteration
-        return self._read(size)  # not in a thread: a cancelled read must not use up rows
+        return self._rows.take(size)  # not in a thread: a cancelled read must not use up rows
 
-    def _read(self, size: int) -> list[Experience]:
-        found: list[Experience] = []
-        misses = 0
-        while len(found) < size:
-            wanted = size - len(found)
-            indices = self.selector.get_indices(wanted)
-            assert isinstance(indices, list)
-            found += self._formatted(indices)
-            misses = 0 if found else misses + wanted
-            if misses > len(self):
-                raise DataError(f"No row of {self.name!r} can be used.")
-        return found
-
-    def _formatted(self, indices: list[int]) -> list[Experience]:
-        found, bad = [], []
-        for index in indices:
-            try:
-                experience = self.formatter.format(self.rows[index])
-            except RowFault as fault:
-                bad.append(BadRow(self.rows.where(index), fault.key, fault.reason))
-                continue
-            except BadRowError as error:
-                bad += error.bad_rows
-                continue
-            epoch = self.num_read // len(self)
-            if experience.eid.task == "":
-                experience.eid = EID(self.name, index, epoch, 0, f"{self.num_read:06x}")
-            experience.info.setdefault("index", index)
-            found.append(experience)
-            self.num_read += 1
-        if bad and self.on_bad_row is OnBadRow.ERROR:
-            raise BadRowError(bad)
-        for row in bad:
-            _log.warning("Left out: %s", row)
-        self.num_bad += len(bad)
-        return found
+    def _experience(self, row: Row, index: int) -> Experience:
+        experience = self._formatter.format(row)
+        epoch = self.num_read // len(self)
+        if experience.eid.task == "":
+            experience.eid = EID(self.name, index, epoch, 0, f"{self.num_read:06x}")
+        experience.info.setdefault("index", index)
+        self.num_read += 1
+        return experience
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "num_read": self.num_read,
-            "size": len(self),
-            "selector": self.selector.state_dict(),
-        }
+        return {"num_read": self.num_read, **self._rows.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not state:
-            return
-        if state["size"] != len(self):
-            raise DataError(
-                f"The data set {self.name!r} has {len(self)} rows, but had {state['size']} when "
-                "the checkpoint was saved: a resume would skip or repeat rows. Restore the data, "
-                "or start under a new name."
-            )
-        self.num_read = int(state["num_read"])
-        self.selector.load_state_dict(state["selector"])
+        if state:
+            self._rows.load_state_dict(state)
+            self.num_read = int(state["num_read"])

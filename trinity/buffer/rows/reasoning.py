@@ -4,7 +4,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from trinity.buffer.rows.base import DataError, Row
-from trinity.common.errors import MissingExtraError
+from trinity.common.extras import needed
 
 
 def reasoning_rows(spec: str) -> "ReasoningRows":
@@ -13,14 +13,11 @@ def reasoning_rows(spec: str) -> "ReasoningRows":
     Raises:
         DataError: No such data set, or it refuses an argument.
     """
-    try:
-        import reasoning_gym
-    except ImportError:
-        raise MissingExtraError("reasoning_gym", "gym", "storage_type: reasoning_gym") from None
+    gym = needed("reasoning_gym", "gym", "storage_type: reasoning_gym")
     name, _, query = spec.partition("?")
     arguments = {key: number(value) for key, value in parse_qsl(query)}
     try:
-        return ReasoningRows(name, reasoning_gym.create_dataset(name, **arguments))
+        return ReasoningRows(name, gym.create_dataset(name, **arguments))
     except (ValueError, TypeError, AssertionError) as error:
         raise DataError(f"reasoning_gym can't make {spec!r}: {error}") from error
 

@@ -1,13 +1,12 @@
 """Rows of a `verifiers` taskset: what `verifiers_workflow` needs to play a task."""
 
 import itertools
-from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qsl
 
 from trinity.buffer.rows.base import DataError, ListRows, Row
 from trinity.buffer.rows.reasoning import number
-from trinity.common.errors import MissingExtraError
+from trinity.common.extras import needed
 
 
 def verifiers_rows(spec: str) -> ListRows:
@@ -19,12 +18,7 @@ def verifiers_rows(spec: str) -> ListRows:
         DataError: There is no such taskset, it refuses an argument, or it never ends and there is
             no limit.
     """
-    try:
-        package: Any = import_module("verifiers.v1")
-    except ImportError as error:
-        if error.name and not error.name.startswith("verifiers"):
-            raise
-        raise MissingExtraError("verifiers", "verifiers", "storage_type: verifiers") from None
+    package = needed("verifiers.v1", "verifiers", "storage_type: verifiers")
     name, _, query = spec.partition("?")
     arguments = {key: number(value) for key, value in parse_qsl(query)}
     limit = arguments.pop("limit", None)

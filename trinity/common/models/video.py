@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trinity.common.errors import MissingExtraError
+from trinity.common.extras import needed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,28 +46,22 @@ def _places(size: int, count: int) -> list[int]:
 
 def _of_picture(source: str | bytes, count: int) -> list[bytes]:
     """Frames of an animated GIF, PNG or WebP; nothing of what is no picture."""
+    pillow = needed("PIL.Image", "video", "videos", package="pillow")
     try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise MissingExtraError("pillow", "video", "videos") from None
-    try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
             found = []
             for place in _places(getattr(picture, "n_frames", 1), count):
                 picture.seek(place)
                 found.append(_png(picture))
             return found
-    except UnidentifiedImageError:
+    except pillow.UnidentifiedImageError:
         return []
     except OSError as error:
         raise ValueError(f"A video can't be read: {error}") from error
 
 
 def _of_video(source: str | bytes, count: int) -> list[bytes]:
-    try:
-        import av
-    except ImportError:
-        raise MissingExtraError("av", "video", "videos") from None
+    av = needed("av", "video", "videos")
     try:
         size = sum(1 for _ in _decoded(av, source))
         wanted = set(_places(size, count))

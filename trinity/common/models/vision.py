@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trinity.common.errors import MissingExtraError
+from trinity.common.extras import needed
 from trinity.common.models.messages import Messages, image_of_part
 
 if TYPE_CHECKING:
@@ -112,11 +112,8 @@ def load_image(source: object) -> Image:
     Raises:
         ValueError: It is none of these, or no picture.
     """
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise MissingExtraError("pillow", "vision", "images") from None
-    if isinstance(source, Image.Image):
+    pillow = needed("PIL.Image", "vision", "images", package="pillow")
+    if isinstance(source, pillow.Image):
         return source.convert("RGB")
     if isinstance(source, Mapping):  # as `datasets` stores images
         source = source.get("bytes") or source.get("path")
@@ -127,7 +124,7 @@ def load_image(source: object) -> Image:
     if not isinstance(source, (str, bytes)):
         raise ValueError(f"An image can't be read from a {type(source).__name__}.")
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             return image.convert("RGB")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except (OSError, pillow.UnidentifiedImageError, pillow.DecompressionBombError) as error:
         raise ValueError(f"An image can't be read: {error}") from error

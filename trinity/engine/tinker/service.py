@@ -5,9 +5,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from trinity.common.errors import MissingExtraError, TrinityError
+from trinity.common.errors import TrinityError
+from trinity.common.extras import needed
 from trinity.engine.tinker.settings import TinkerServiceSettings, key
 
 if TYPE_CHECKING:
@@ -35,11 +36,7 @@ def sdk() -> ModuleType:
     Raises:
         MissingExtraError: It is not installed.
     """
-    try:
-        import tinker
-    except ModuleNotFoundError:
-        raise MissingExtraError("tinker", "tinker", "The Tinker service") from None
-    return tinker
+    return cast(ModuleType, needed("tinker", "tinker", "The Tinker service"))
 
 
 class TinkerService:

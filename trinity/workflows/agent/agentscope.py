@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
-from trinity.common.errors import MissingExtraError
 from trinity.common.experience import Experience
+from trinity.common.extras import needed
 from trinity.workflows.agent.react import AgentWorkflow
 from trinity.workflows.agent.tools import Tool, load_tools
 
@@ -159,11 +159,6 @@ def _part(output: Any, name: str) -> Any:
 
 def _agentscope() -> Any:
     """The package, with the parts used here imported."""
-    try:
-        for part in ("agent", "credential", "message", "model", "permission", "tool"):
-            import_module(f"agentscope.{part}")
-    except ImportError as error:
-        if error.name and not error.name.startswith("agentscope"):
-            raise
-        raise MissingExtraError("agentscope", "agent", _ASKED_BY) from None
+    for part in ("agent", "credential", "message", "model", "permission", "tool"):
+        needed(f"agentscope.{part}", "agent", _ASKED_BY)
     return import_module("agentscope")

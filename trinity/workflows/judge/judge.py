@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trinity.common.errors import MissingExtraError
 from trinity.common.experience import Experience
+from trinity.common.extras import needed
 from trinity.common.rewards import RewardError, RewardPolicy, Scorer
 
 if TYPE_CHECKING:
@@ -60,14 +60,11 @@ class ServiceJudge:
     """
 
     def __init__(self, model: str, base_url_env: str, api_key_env: str, **sampling: Any) -> None:
-        try:
-            from openai import AsyncOpenAI
-        except ImportError:
-            raise MissingExtraError("openai", "openai", "rubric_judge_openai_workflow") from None
+        openai = needed("openai", "openai", "rubric_judge_openai_workflow")
         missing = [name for name in (base_url_env, api_key_env) if not os.environ.get(name)]
         if missing:
             raise ValueError(f"The judge needs the environment variable {' and '.join(missing)}.")
-        self._client = AsyncOpenAI(
+        self._client = openai.AsyncOpenAI(
             base_url=os.environ[base_url_env], api_key=os.environ[api_key_env], max_retries=3
         )
         self._model = model

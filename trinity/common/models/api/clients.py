@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import httpx
 
-from trinity.common.errors import MissingExtraError
+from trinity.common.extras import needed
 from trinity.utils.threads import run_sync
 
 if TYPE_CHECKING:
@@ -24,25 +24,15 @@ _models: "WeakValueDictionary[str, ModelWrapper]" = WeakValueDictionary()
 
 def openai_client(model: "ModelWrapper") -> "OpenAI":
     """A client for code that is not async."""
-    try:
-        from openai import OpenAI
-
-        http = httpx.Client(transport=_SyncTransport(_app(), model))
-    except ImportError as error:
-        raise MissingExtraError(str(error.name), "api") from error
-    client: OpenAI = _made(OpenAI, http, model)
+    http = httpx.Client(transport=_SyncTransport(_app(), model))
+    client: OpenAI = _made(needed("openai", "api").OpenAI, http, model)
     return client
 
 
 def openai_async_client(model: "ModelWrapper") -> "AsyncOpenAI":
     """A client for async code."""
-    try:
-        from openai import AsyncOpenAI
-
-        http = httpx.AsyncClient(transport=_AsyncTransport(_app(), model))
-    except ImportError as error:
-        raise MissingExtraError(str(error.name), "api") from error
-    client: AsyncOpenAI = _made(AsyncOpenAI, http, model)
+    http = httpx.AsyncClient(transport=_AsyncTransport(_app(), model))
+    client: AsyncOpenAI = _made(needed("openai", "api").AsyncOpenAI, http, model)
     return client
 
 
@@ -55,6 +45,7 @@ def _made(kind: Any, http: object, model: "ModelWrapper") -> Any:  # either of o
 
 @cache
 def _app() -> "FastAPI":
+    needed("fastapi", "api")
     from trinity.common.models.api.app import create_app
 
     return create_app(_models.get, api_key=None)

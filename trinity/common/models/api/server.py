@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from trinity.common.errors import MissingExtraError
+from trinity.common.extras import needed
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Request
@@ -59,12 +59,10 @@ class ApiServer:
             OSError: The port is taken.
             MissingExtraError: FastAPI or uvicorn is not installed.
         """
-        try:
-            import uvicorn
+        needed("fastapi", "api")
+        uvicorn = needed("uvicorn", "api")
+        from trinity.common.models.api.app import create_app
 
-            from trinity.common.models.api.app import create_app
-        except ImportError as error:
-            raise MissingExtraError(str(error.name), "api") from error
         self._models = models
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

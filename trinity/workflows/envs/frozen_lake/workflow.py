@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from trinity.common.errors import MissingExtraError
+from trinity.common.extras import needed
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
 
 _MOVES = {"left": 0, "down": 1, "right": 2, "up": 3}
@@ -97,8 +97,4 @@ def random_map(size: int, ice: float, seed: int) -> list[str]:
 
 
 def _gymnasium() -> Any:
-    try:
-        import gymnasium
-    except ImportError:
-        raise MissingExtraError("gymnasium", "gym", "frozen_lake_workflow") from None
-    return gymnasium
+    return needed("gymnasium", "gym", "frozen_lake_workflow")

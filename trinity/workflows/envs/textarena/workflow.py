@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from trinity.common.errors import MissingExtraError
+from trinity.common.extras import needed
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
 
 T = TypeVar("T")
@@ -106,8 +106,4 @@ class TextArenaWorkflow(EnvWorkflow):
 
 
 def _textarena() -> Any:
-    try:
-        import textarena
-    except ImportError:
-        raise MissingExtraError("textarena", "games", "textarena_workflow") from None
-    return textarena
+    return needed("textarena", "games", "textarena_workflow")

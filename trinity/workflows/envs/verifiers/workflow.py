@@ -8,8 +8,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trinity.common.errors import MissingExtraError
 from trinity.common.experience import Experience
+from trinity.common.extras import needed
 from trinity.common.models.sampling import request_seed
 from trinity.common.workflows import Workflow
 from trinity.workflows.agent.merge import merge_turns
@@ -154,12 +154,7 @@ def _refuse_failure(episode: Any) -> None:
 @cache
 def _verifiers() -> Any:
     """The package, with our program for agents among its harnesses."""
-    try:
-        package = import_module("verifiers.v1")
-    except ImportError as error:
-        if error.name and not error.name.startswith("verifiers"):
-            raise
-        raise MissingExtraError("verifiers", "verifiers", "verifiers_workflow") from None
+    package = needed("verifiers.v1", "verifiers", "verifiers_workflow")
     # verifiers finds a harness as a module of the top level that has its id.
     sys.modules[_HARNESS] = import_module("trinity.workflows.envs.verifiers.chat")
     return package
