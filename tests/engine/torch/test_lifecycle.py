@@ -94,17 +94,6 @@ async def test_a_cancelled_request_frees_its_place(tmp_path):
     await engine.close()
 
 
-async def test_paused_requests_wait(tmp_path):
-    engine = await ready(model_folder(tmp_path))
-    await engine.pause()
-    task = asyncio.create_task(engine.sample(prompt(5), SamplingParams(max_tokens=2, seed=0)))
-    await asyncio.sleep(0.05)
-    assert not task.done()
-    await engine.resume()
-    await asyncio.wait_for(task, 10)
-    await engine.close()
-
-
 @pytest.mark.parametrize("mode", ["pause", "keep", "abort"])
 async def test_update_in_mid_request(tmp_path, mode):
     folder = model_folder(tmp_path / "model")

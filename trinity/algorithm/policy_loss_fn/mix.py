@@ -3,8 +3,13 @@
 CHORD (arXiv:2508.11408) fades the expert part out by a schedule and weights its tokens.
 """
 
+import inspect
 import math
 import warnings
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +19,36 @@ from trinity.algorithm.policy_loss_fn.base import Metrics, PolicyLossFn
 from trinity.algorithm.policy_loss_fn.ppo import PPOPolicyLossFn
 from trinity.algorithm.policy_loss_fn.sft import PhiSFTPolicyLossFn, SFTPolicyLossFn
 from trinity.algorithm.utils import prefix_metrics
+
+_NOT_NEEDED = (
+    "use_dynamic_bsz",
+    "ppo_mini_batch_size",
+    "ppo_micro_batch_size_per_gpu",
+    "ngpus_trainer",
+    "train_batch_size_usual",
+    "train_batch_size_expert",
+)
+
+
+def _takes_batch_sizes(init: Callable[..., None]) -> Callable[..., None]:
+    """``init``, which then accepts the batch sizes of older configurations, with a warning."""
+
+    @wraps(init)
+    def taking(self: object, *args: Any, **given: Any) -> None:
+        named = [name for name in _NOT_NEEDED if given.pop(name, None) is not None]
+        if named:
+            warnings.warn(
+                f"{', '.join(named)} in policy_loss_fn_args: not needed, and not used. Both parts "
+                "of the loss are averaged over the rows that the batch really has.",
+                stacklevel=2,
+            )
+        init(self, *args, **given)
+
+    own = inspect.signature(init)
+    more = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in _NOT_NEEDED]
+    signature = own.replace(parameters=[*own.parameters.values(), *more])
+    taking.__signature__ = signature  # type: ignore[attr-defined]  # `default_args` reads it
+    return taking
 
 
 class MixPolicyLossFn(PolicyLossFn):
@@ -34,6 +69,7 @@ class MixPolicyLossFn(PolicyLossFn):
             train_batch_size_usual, train_batch_size_expert: Not needed; counted from the batch.
     """
 
+    @_takes_batch_sizes
     def __init__(
         self,
         mu: float = 0.1,
@@ -43,21 +79,7 @@ class MixPolicyLossFn(PolicyLossFn):
         loss_agg_mode: str = "token-mean",
         sft_loss_agg_mode: str | None = None,
         grpo_loss_agg_mode: str | None = None,
-        use_dynamic_bsz: bool | None = None,
-        ppo_mini_batch_size: int | None = None,
-        ppo_micro_batch_size_per_gpu: int | None = None,
-        ngpus_trainer: int | None = None,
-        train_batch_size_usual: int | None = None,
-        train_batch_size_expert: int | None = None,
     ) -> None:
-        _warn_of_batch_sizes(
-            use_dynamic_bsz=use_dynamic_bsz,
-            ppo_mini_batch_size=ppo_mini_batch_size,
-            ppo_micro_batch_size_per_gpu=ppo_micro_batch_size_per_gpu,
-            ngpus_trainer=ngpus_trainer,
-            train_batch_size_usual=train_batch_size_usual,
-            train_batch_size_expert=train_batch_size_expert,
-        )
         self.mu = _share("mu", mu)
         self.usual_loss = PPOPolicyLossFn(
             clip_range=clip_range,
@@ -100,6 +122,7 @@ class MixCHORDPolicyLossFn(PolicyLossFn):
             train_batch_size_usual, train_batch_size_expert: Not needed; counted from the batch.
     """
 
+    @_takes_batch_sizes
     def __init__(
         self,
         mu_warmup_steps: int = 0,
@@ -113,21 +136,7 @@ class MixCHORDPolicyLossFn(PolicyLossFn):
         loss_agg_mode: str = "token-mean",
         sft_loss_agg_mode: str | None = None,
         grpo_loss_agg_mode: str | None = None,
-        use_dynamic_bsz: bool | None = None,
-        ppo_mini_batch_size: int | None = None,
-        ppo_micro_batch_size_per_gpu: int | None = None,
-        ngpus_trainer: int | None = None,
-        train_batch_size_usual: int | None = None,
-        train_batch_size_expert: int | None = None,
     ) -> None:
-        _warn_of_batch_sizes(
-            use_dynamic_bsz=use_dynamic_bsz,
-            ppo_mini_batch_size=ppo_mini_batch_size,
-            ppo_micro_batch_size_per_gpu=ppo_micro_batch_size_per_gpu,
-            ngpus_trainer=ngpus_trainer,
-            train_batch_size_usual=train_batch_size_usual,
-            train_batch_size_expert=train_batch_size_expert,
-        )
         self.warmup, self.decay = mu_warmup_steps, mu_decay_steps
         self.peak, self.valley = _share("mu_peak", mu_peak), _share("mu_valley", mu_valley)
         self.usual_loss = PPOPolicyLossFn(
@@ -200,13 +209,3 @@ def _share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"{name} is {value}; it must be in [0, 1].")
     return value
-
-
-def _warn_of_batch_sizes(**given: int | None) -> None:
-    named = [name for name, value in given.items() if value is not None]
-    if named:
-        warnings.warn(
-            f"{', '.join(named)} in policy_loss_fn_args: not needed, and not used. Both parts of "
-            "the loss are averaged over the rows that the batch really has.",
-            stacklevel=3,
-        )
