@@ -48,6 +48,12 @@ _TOOL_TURN = """
 {{- '<|im_start|>user\\n<tool_response>\\n' + message.content }}
 {{- '\\n</tool_response><|im_end|>\\n' }}"""
 
+_USER_TURN = """
+{%- elif message.role == 'user' %}
+{{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}"""
+
 QWEN25 = (
     _TOOLS
     + """
@@ -58,11 +64,8 @@ QWEN25 = (
     + """
 {{- '<|im_end|>\\n' }}"""
     + _TOOL_TURN
+    + _USER_TURN
     + """
-{%- elif message.role == 'user' %}
-{{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 )
 
@@ -86,11 +89,8 @@ QWEN3 = (
     + """
 {{- '<|im_end|>\\n' }}"""
     + _TOOL_TURN
+    + _USER_TURN
     + """
-{%- elif message.role == 'user' %}
-{{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
 {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}
 {%- endif %}{%- endif %}"""
