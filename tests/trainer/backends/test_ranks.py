@@ -9,7 +9,8 @@ from tests.trainer.backends.process_ranks import rank_group
 from tests.trainer.backends.steps import assert_same, grpo, rows
 from tests.trainer.backends.test_torch_checkpoint import state_of
 from tests.trainer.backends.test_torch_engine import plain_outputs, settings
-from tests.trainer.toy import model_folder
+from tests.trainer.toy import groups, model_folder
+from trinity.algorithm.policy_loss_fn.base import PolicyLossFn
 from trinity.checkpoint.convert import convert
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
@@ -17,6 +18,8 @@ from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 from trinity.trainer.backends.torch.optimizer import OptimizerSettings
 from trinity.trainer.backends.torch.rank_group import RankGroup, writing_turns
 from trinity.trainer.backends.torch.sequence_parallel import check_heads
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.loss import Objective
 from trinity.trainer.split import split_rows
 
 pytestmark = pytest.mark.slow
@@ -37,6 +40,7 @@ async def test_ranks_compute_what_one_process_does(tmp_path, world_size, shares_
         given,
         sequence_parallel=shares_rows,
         optimizer_offload=not tied,
+        gathers_once=world_size == 4,
         gradient_checkpointing=shares_rows == 2,
         save_strategy="single_thread" if tied else "unrestricted",
     )
@@ -62,6 +66,51 @@ async def test_ranks_compute_what_one_process_does(tmp_path, world_size, shares_
     files = {path.name for path in (tmp_path / "global_step_3" / "actor").iterdir()}
     last = world_size - 1
     assert {f"{k}_world_size_{world_size}_rank_{last}.pt" for k in ("model", "optim")} <= files
+
+
+class BestTokens(PolicyLossFn):
+    """No sum over rows: only tokens above the batch's own median are trained."""
+
+    def __call__(self, logprob, action_mask):
+        kept = action_mask & (logprob.detach() > logprob.detach()[action_mask].median())
+        return -(logprob * kept).sum() / kept.sum(), {"kept": kept.sum().float()}
+
+
+@pytest.mark.parametrize("gathers_once", [False, True])
+async def test_a_rank_without_rows_takes_part_in_a_loss_of_two_passes(tmp_path, gathers_once):
+    given = settings(model_folder(tmp_path / "model"), gathers_once=gathers_once)
+    batch = TrainBatch.from_experiences(groups(1, 1, seed=3))
+    objective = Objective(BestTokens())
+    assert not objective.adds_up(batch)
+    single = TorchTrainEngine(given)
+    await single.prepare()
+    wanted = await single.forward_backward(batch, objective) | await single.optim_step()
+    with rank_group(given, 2) as group:
+        await group.prepare()
+        async with asyncio.timeout(20):
+            found = await group.forward_backward(batch, objective) | await group.optim_step()
+    assert_same([found], [wanted], 5e-6)
+
+
+async def test_gradients_wait_for_a_last_pass_that_has_none_of_its_own(tmp_path):
+    """The last micro-batch is clipped throughout; gradients of those before are added up in it."""
+    given = settings(model_folder(tmp_path / "model"), gathers_once=True)
+    given = replace(given, micro_batches=MicroBatchRule(max_rows=1))
+    batch = TrainBatch.from_experiences(groups(4, 1))
+    clipped = batch["old_logprob"].clone()
+    clipped[2:] -= 9.0
+    advantages = batch["advantages"].abs() + 0.1
+    batch = batch.with_columns(old_logprob=clipped, advantages=advantages)
+    objective = Objective.from_names("ppo")
+    single = TorchTrainEngine(given)
+    await single.prepare()
+    with rank_group(given, 2) as group:
+        await group.prepare()
+        for _ in range(2):
+            wanted = await single.forward_backward(batch, objective) | await single.optim_step()
+            found = await group.forward_backward(batch, objective) | await group.optim_step()
+            assert wanted["actor/grad_norm"] > 0
+            assert_same([found], [wanted], 5e-6)
 
 
 async def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_with_one(tmp_path):

@@ -27,7 +27,13 @@ _CPU_SLACK = 0.1  # measured on three shapes, from 19 to 135 million weights: 5 
 _ADAM_BYTES = 8
 _MASTER_BYTES = 4
 _SPLIT_MASTER_BYTES = 2  # of bfloat16 weights on a CPU: what these lack of their masters
-_GRAD_BYTES = 4
+GRADIENT_BYTES = 4
+_LITTLE = 0.1  # of a GPU's memory
+
+
+def is_little(size: float, gpu_bytes: float) -> bool:
+    """Whether so many bytes of a GPU may be taken to make training faster, unasked."""
+    return size <= _LITTLE * gpu_bytes
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def _model_state(
     if width < _MASTER_BYTES and not config.cluster.gpu_per_node and shards == 1:
         master = _SPLIT_MASTER_BYTES
     if not config.cluster.gpu_per_node:
-        grad = trained * _GRAD_BYTES / shards
+        grad = trained * GRADIENT_BYTES / shards
         parts.append(Part(f"{name} gradients", grad, f"4 bytes / {shards}"))
     state = 0 if settings.optimizer_offload else trained * (master + _ADAM_BYTES) / shards
     how = away if settings.optimizer_offload else f"{master + _ADAM_BYTES} bytes / {shards}"
@@ -132,8 +138,8 @@ def _gpu_gradients(
     """
     has_adapter = bool(config.model.lora_configs)
     trained = lora_parameters(config, shape) if has_adapter else shape.parameters
-    whole = trained * _GRAD_BYTES / shards
-    table = shape.vocabulary * shape.hidden * _GRAD_BYTES
+    whole = trained * GRADIENT_BYTES / shards
+    table = shape.vocabulary * shape.hidden * GRADIENT_BYTES
     if shards == 1 and not has_adapter and actor.optimizer_offload:
         return Part("gradients", table, "of the output layer; the others go to CPU memory")
     has_one_pass = passing.tokens == batch_tokens(config)

@@ -73,8 +73,7 @@ class Placement:
             cast_parameters(model, self._dtype)
             self._to_device(model, settings.reference_offload)
         else:
-            shard(packed.backbone, self._dtype, self._ranks, settings.reference_offload)
-            packed.join(self._ranks)
+            self._spread(packed, self._ranks, settings.reference_offload)
         return packed
 
     def critic(self) -> TrainedModel:
@@ -134,7 +133,7 @@ class Placement:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if self._settings.compiles_layers:
             for layer in layers_of(model):
-                layer.compile(dynamic=True)
+                layer.forward = torch.compile(layer.forward, dynamic=True)
         weights: Weights
         if self._settings.device == "cpu":
             make_lean_inplace(model)
@@ -145,10 +144,13 @@ class Placement:
             if param_offload:
                 _move(model, "cpu")
         else:
-            shard(packed.backbone, self._dtype, self._ranks, param_offload)
-            packed.join(self._ranks)
+            self._spread(packed, self._ranks, param_offload)
             weights = ShardedWeights(model, self._dtype, self._ranks, optimizer_offload)
         return MasterOptimizer(weights, optimizer)
+
+    def _spread(self, packed: PackedModel, ranks: Ranks, is_offloaded: bool) -> None:
+        once = self._settings.gathers_once
+        packed.join(ranks, shard(packed.backbone, self._dtype, ranks, is_offloaded, once))
 
     def _to_device(self, model: PreTrainedModel, is_offloaded: bool) -> None:
         if not is_offloaded:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from trinity.common.models.gradients import gradient_of_master
 from trinity.common.models.loading import attention_of_text, image_features
 from trinity.common.models.vision import PIXELS
 from trinity.trainer.backends.torch import attention, sequence_parallel
+from trinity.trainer.backends.torch.gathering import Gathering
 from trinity.trainer.backends.torch.packing import (
     PackedImages,
     PackedRows,
@@ -189,10 +188,11 @@ class PackedModel(ABC):
         self.shares_prefixes = shares_prefixes
         self.backbone = Backbone(model, decoder)
         self.ranks: Ranks | None = None
+        self._gathering: Gathering | None = None
 
-    def join(self, ranks: "Ranks") -> None:
-        """Work together with other ranks from now on."""
-        self.ranks = ranks
+    def join(self, ranks: "Ranks", gathering: Gathering) -> None:
+        """Work together with other ranks from now on, among which the model is spread."""
+        self.ranks, self._gathering = ranks, gathering
         if ranks.sequence is not None:
             sequence_parallel.register()
             self.model.set_attn_implementation(sequence_parallel.IMPLEMENTATION)
@@ -220,28 +220,30 @@ class PackedModel(ABC):
             packed.images = pack_images(batch, packed.segments, self.model.config.image_token_id)
         return packed
 
-    def any_rank(self, flag: bool) -> bool:
-        """Whether ``flag`` holds on some rank."""
-        return flag if self.ranks is None else self.ranks.any(flag)
+    def goes_back(self, has_gradient: bool, is_last: bool) -> bool:
+        """Whether a backward pass is due, which all ranks then do together.
 
-    def before_backward(self) -> None:
-        """Give what lies outside the layers a gradient on every rank, as summing up demands.
-
-        Ranks that share rows have all computed the same there; one of them counts.
+        Args:
+            has_gradient: There is some on this rank.
+            is_last: No later micro-batch is sure to have a backward pass.
         """
-        if self.ranks is None:
-            return
-        sequence = self.ranks.sequence
-        counts = sequence is None or sequence.rank == 0
-        for parameter in self.backbone.parameters():
-            is_whole = not isinstance(parameter, DTensor)
-            if is_whole and parameter.requires_grad and not (counts and parameter.grad is not None):
-                parameter.grad = torch.zeros_like(parameter)
+        if self.ranks is None or self._gathering is None:
+            return has_gradient
+        return self.ranks.any(has_gradient) or (is_last and self._gathering.is_due)
+
+    def before_backward(self, is_last: bool) -> None:
+        """Get ready for a backward pass that all ranks do together; ``is_last`` as above.
+
+        Ranks that share rows have all computed the same outside the layers; one of them counts.
+        """
+        if self.ranks is not None and self._gathering is not None:
+            sequence = self.ranks.sequence
+            self._gathering.before_backward(is_last, sequence is None or sequence.rank == 0)
 
     def rest(self) -> None:
         """Free what a sharded model has put together."""
-        if isinstance(self.backbone, FSDPModule):
-            self.backbone.reshard()
+        if self._gathering is not None:
+            self._gathering.rest()
 
     def hidden(self, packed: PackedRows) -> Tensor:
         """[M, D] output of the last layer where trained tokens are predicted."""

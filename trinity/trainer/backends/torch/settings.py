@@ -57,6 +57,8 @@ class TorchEngineSettings:
         adapter: Trained in place of the actor's own weights; the reference model is then the actor
             without it. None: the whole model is trained.
         sequence_parallel: Ranks that share the tokens of the same rows.
+        gathers_once: Ranks put weights together and add gradients up once a call, not in every
+            pass. None: where that takes little of the GPU's memory.
         balances_ranks: Give all ranks about the same number of tokens, not of groups.
         save_strategy: How many writers of a checkpoint may work at once: one thread, the threads
             of one process, those of one machine, or all.
@@ -87,6 +89,7 @@ class TorchEngineSettings:
     critic: CriticSettings | None = None
     adapter: AdapterSettings | None = None
     sequence_parallel: int = 1
+    gathers_once: bool | None = None
     balances_ranks: bool = True
     save_strategy: SaveStrategy = "unrestricted"
     device: str = "cpu"

@@ -19,6 +19,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from trinity.common.config.memory import GRADIENT_BYTES, is_little
+from trinity.trainer.backends.torch.gathering import Gathering
 from trinity.trainer.backends.torch.packed_model import Backbone
 from trinity.trainer.backends.torch.sequence_parallel import SequenceGroup
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
@@ -61,10 +63,15 @@ class Ranks:
         self.sequence = SequenceGroup.of(self.rank, self.world_size, engine.sequence_parallel)
 
     def any(self, flag: bool) -> bool:
-        """Whether ``flag`` holds on some rank."""
-        found = torch.tensor([float(flag)], device=self.device)
+        """Whether ``flag`` holds on some rank. Nobody waits for what GPUs have to do."""
+        found = torch.tensor([float(flag)])
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found)
+
+    def have_room(self, size: int) -> bool:
+        """Whether so many bytes are little of the GPU's memory on every rank."""
+        is_much = self.device == "cpu" or not is_little(size, torch.cuda.mem_get_info()[1])
+        return not self.any(is_much)
 
     def total(self, value: Tensor) -> Tensor:
         """Sum over the ranks."""
@@ -79,25 +86,52 @@ class Ranks:
 
 
 def shard(
-    backbone: Backbone, dtype: torch.dtype, ranks: Ranks, offloads_parameters: bool = False
-) -> None:
+    backbone: Backbone,
+    dtype: torch.dtype,
+    ranks: Ranks,
+    offloads_parameters: bool = False,
+    gathers_once: bool | None = None,
+) -> Gathering:
     """Cut a float32 model into the parts of the ranks, layer by layer.
 
     It computes in ``dtype`` and adds gradients up in float32. What is in no layer (embeddings, the
-    output layer) stays whole from a forward pass until `FSDPModule.reshard`.
+    output layer) stays whole from a forward pass until `Gathering.rest`; all of it with
+    ``gathers_once``, by default of models that are small beside the GPU's memory.
     """
+    if gathers_once is None:
+        gathers_once = not offloads_parameters and ranks.have_room(_whole_bytes(backbone, dtype))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy() if offloads_parameters and ranks.device != "cpu" else None
     cut = partial(
         fully_shard, mesh=ranks.mesh, mp_policy=policy, offload_policy=offload or OffloadPolicy()
     )
+    outside = _outside_layers(backbone)  # first: layers that are cut are of other classes
     for layer in layers_of(backbone.model):
-        cut(layer)
+        cut(layer, reshard_after_forward=not gathers_once)
     cut(backbone, reshard_after_forward=False)
     for module in backbone.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    return Gathering(backbone, outside, gathers_once)
+
+
+def _whole_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Of all weights in ``dtype``, and of the gradients of those that are trained."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return sum(n * (dtype.itemsize + (GRADIENT_BYTES if trained else 0)) for n, trained in sizes)
+
+
+def _outside_layers(backbone: Backbone) -> list[tuple[nn.Module, str]]:
+    """Where the trained parameters are that are in no layer, each once."""
+    known = {id(p) for layer in layers_of(backbone.model) for p in layer.parameters()}
+    found = []
+    for module in backbone.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and id(parameter) not in known:
+                known.add(id(parameter))
+                found.append((module, name))
+    return found
 
 
 def layers_of(model: PreTrainedModel) -> Iterator[nn.Module]:

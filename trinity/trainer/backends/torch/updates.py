@@ -75,18 +75,20 @@ def backward(
 ) -> Share:
     """Add the gradient of an objective whose shares add up to the model's parameters."""
     means, losses = MetricMeans(), [0.0]
-    for micro in plan:
+    num_busy = sum(not micro.is_idle for micro in plan)
+    for number, micro in enumerate(plan, 1):
+        is_last = number >= num_busy  # what is idle has none, most likely
         if not micro.rows:
-            _take_part(model, batch, micro)
+            _take_part(model, batch, micro, is_last)
             continue
         part = batch.select(micro.rows)
         packed = model.pack(part)
         with torch.set_grad_enabled(not micro.is_idle):
             hidden = model.hidden(packed)
         grad = _head_backward(model, hidden, packed, part, objective, scope, means, losses)
-        if model.any_rank(grad is not None):
+        if model.goes_back(grad is not None, is_last):
             hidden = model.hidden(packed) if micro.is_idle else hidden
-            model.before_backward()
+            model.before_backward(is_last)
             hidden.backward(torch.zeros_like(hidden) if grad is None else grad)
     return Share(math.fsum(losses), means.result(), batch.num_trained_tokens)
 
@@ -98,9 +100,10 @@ def backward_from(
     plan: Sequence[MicroBatch],
 ) -> None:
     """Add to the model's parameters the gradient that follows from that at its outputs ([B, T])."""
-    for micro in plan:
+    for number, micro in enumerate(plan, 1):
+        is_last = number == len(plan)
         if not micro.rows:
-            _take_part(model, batch, micro)
+            _add_nothing(model, model.hidden(model.pack(_any_row(batch))), is_last)
             continue
         part = batch.select(micro.rows)
         width = part["action_mask"].shape[1]
@@ -109,7 +112,7 @@ def backward_from(
         leaf = hidden.detach().requires_grad_()
         outputs = model.outputs(leaf, packed.trained, part, "entropy" in gradient)
         _backpropagate(outputs, {n: values[micro.rows, :width] for n, values in gradient.items()})
-        model.before_backward()
+        model.before_backward(is_last)
         hidden.backward(leaf.grad)
 
 
@@ -211,12 +214,16 @@ def _any_row(batch: TrainBatch) -> TrainBatch:
     return batch.select([int(batch["action_mask"].any(dim=1).nonzero()[0])])
 
 
-def _take_part(model: PackedModel, batch: TrainBatch, micro: MicroBatch) -> None:
-    """Do what the other ranks do in this micro-batch, on any row and with a gradient of 0."""
+def _take_part(model: PackedModel, batch: TrainBatch, micro: MicroBatch, is_last: bool) -> None:
+    """Do what the other ranks do in this micro-batch of `backward`, on any row."""
     packed = model.pack(_any_row(batch))
     with torch.set_grad_enabled(not micro.is_idle):
         hidden = model.hidden(packed)
-    if model.any_rank(False):
-        hidden = model.hidden(packed) if micro.is_idle else hidden
-        model.before_backward()
-        hidden.backward(torch.zeros_like(hidden))
+    if model.goes_back(False, is_last):
+        _add_nothing(model, model.hidden(packed) if micro.is_idle else hidden, is_last)
+
+
+def _add_nothing(model: PackedModel, hidden: Tensor, is_last: bool) -> None:
+    """A backward pass with a gradient of 0, for the other ranks' sake."""
+    model.before_backward(is_last)
+    hidden.backward(torch.zeros_like(hidden))
