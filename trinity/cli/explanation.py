@@ -239,7 +239,7 @@ def _add_memory(
             "the size in its name."
         )
     if config.mode.trains:
-        parts = trainer_memory(config, shape, shards_of(split))
+        parts = trainer_memory(config, shape, shards_of(split), gpu_bytes)
         title = "memory of a trainer GPU, estimated" if split.total else "memory of the trainer"
         explanation.memory[title] = parts
         _judge(explanation, "trainer", parts, gpu_bytes)

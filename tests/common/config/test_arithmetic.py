@@ -119,6 +119,24 @@ def test_memory_of_a_training_gpu():
     assert 2 * shape.parameters in [p.bytes for p in delta if "before" in p.name]
 
 
+def test_ranks_hold_small_models_whole_for_a_step():
+    shape = shape_of(QWEN_1_5B)
+    whole = 2 * shape.parameters
+
+    def parts(gpu_gib, **edits):
+        found = trainer_memory(filled(edits), shape, 2, gpu_gib * 2**30)
+        return {part.name: part.bytes for part in found}
+
+    many = {"buffer.train_batch_size": 512, "trainer.max_token_len_per_gpu": 1024}
+    on_large, on_small = parts(141, **many), parts(80, **many)
+    assert on_large["gathered layers"] == whole > on_small["gathered layers"]
+    assert on_large["gradients"] == 6 * shape.parameters == 3 * on_small["gradients"]
+    few = {"trainer.max_token_len_per_gpu": 8192, "buffer.train_batch_size": 4}
+    assert parts(141, **few)["gradients"] == on_small["gradients"]  # nothing waits for a last pass
+    for edits in ({"trainer.trainer_type": "verl"}, {"trainer.param_offload": True}):
+        assert parts(141, **many, **edits)["gathered layers"] < whole
+
+
 def test_memory_of_a_gpu_of_megatron():
     shape = shape_of(QWEN_1_5B)
     megatron = {"trainer.trainer_type": "verl", "trainer.trainer_strategy": "megatron"}

@@ -16,7 +16,7 @@ from trinity.common.config.memory_parts import CONTEXT, Part, batch_tokens, micr
 from trinity.common.config.root import Config
 from trinity.common.config.shape import ModelShape
 from trinity.common.config.training import PartSettings, training_settings
-from trinity.common.constants import EngineType, SyncMethod, TrainerStrategy
+from trinity.common.constants import EngineType, SyncMethod, TrainerStrategy, TrainerType
 from trinity.utils.processor import has_own_products
 
 _CPU_LOGITS = 26_000_000  # at a time
@@ -50,11 +50,14 @@ class Passing:
         return self.activations.bytes + self.logits.bytes
 
 
-def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]:
+def trainer_memory(
+    config: Config, shape: ModelShape, shards: int, gpu_bytes: float = 0
+) -> list[Part]:
     """Parts of the memory of one training GPU. ``config`` must be filled in.
 
     Args:
         shards: GPUs the weights and optimizer state are split over.
+        gpu_bytes: Memory of each: several put small models together once a step.
     """
     settings = training_settings(config)
     if config.trainer.trainer_strategy is TrainerStrategy.MEGATRON:
@@ -68,7 +71,10 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
         amount = 0 if away else shape.parameters * width / shards
         how = "in CPU memory" if away else f"{width} bytes / {shards}"
         parts.append(Part("reference weights", amount, how))
-    if shards > 1:
+    gathers_once = shards > 1 and _gathers_once(config, shape, settings.actor, width, gpu_bytes)
+    if gathers_once:
+        parts.append(Part("gathered layers", shape.parameters * width, "all, whole in a step"))
+    elif shards > 1:
         layer = (shape.parameters - shape.vocabulary * shape.hidden) / shape.layers
         gathered = (2 * layer + shape.vocabulary * shape.hidden) * width
         parts.append(Part("gathered layers", gathered, "two layers and the embedding, whole"))
@@ -83,7 +89,7 @@ def trainer_memory(config: Config, shape: ModelShape, shards: int) -> list[Part]
         _logits(config, shape, tokens, width),
     )
     if config.cluster.gpu_per_node:
-        gradients = _gpu_gradients(config, shape, settings.actor, shards, passing)
+        gradients = _gpu_gradients(config, shape, settings.actor, shards, passing, gathers_once)
         context = Part("CUDA and libraries", CONTEXT, "about")
         return [*parts, gradients, passing.activations, passing.logits, context]
     parts += [passing.activations, passing.logits]
@@ -127,8 +133,24 @@ def _model_state(
     return [*parts, Part(f"{name} optimizer", state, how)]
 
 
+def _gathers_once(
+    config: Config, shape: ModelShape, actor: PartSettings, width: int, gpu_bytes: float
+) -> bool:
+    """Whether ranks put weights together and add gradients up once a step."""
+    is_ours = config.trainer.trainer_type is TrainerType.TORCH
+    if not is_ours or actor.param_offload or not config.cluster.gpu_per_node:
+        return False
+    trained = lora_parameters(config, shape) if config.model.lora_configs else shape.parameters
+    return is_little(shape.parameters * width + trained * GRADIENT_BYTES, gpu_bytes)
+
+
 def _gpu_gradients(
-    config: Config, shape: ModelShape, actor: PartSettings, shards: int, passing: Passing
+    config: Config,
+    shape: ModelShape,
+    actor: PartSettings,
+    shards: int,
+    passing: Passing,
+    gathers_once: bool,
 ) -> Part:
     """Gradients on a GPU beside what one pass takes: one model is trained at a time.
 
@@ -143,6 +165,11 @@ def _gpu_gradients(
     if shards == 1 and not has_adapter and actor.optimizer_offload:
         return Part("gradients", table, "of the output layer; the others go to CPU memory")
     has_one_pass = passing.tokens == batch_tokens(config)
+    if gathers_once and not has_one_pass:
+        amount = whole + trained * GRADIENT_BYTES
+        return Part(
+            "gradients", amount, f"4 bytes, until they are added up, and 4 bytes / {shards}"
+        )
     if shards > 1 or has_adapter or not has_one_pass:
         return Part("gradients", whole, f"4 bytes / {shards}")
     early = table if shape.is_tied else 2 * table
@@ -171,8 +198,13 @@ def _logits(config: Config, shape: ModelShape, tokens: int, width: int) -> Part:
 def is_compiled(config: Config, shards: int) -> bool:
     """Whether layers are compiled, which keeps less of them for the backward pass."""
     asked = config.trainer.use_torch_compile
-    is_whole = shards == 1 and not config.model.lora_configs
-    return config.cluster.gpu_per_node > 0 and (is_whole if asked is None else asked)
+    is_usual = compiles_unasked(config, shards)
+    return config.cluster.gpu_per_node > 0 and (is_usual if asked is None else asked)
+
+
+def compiles_unasked(config: Config, num_ranks: int) -> bool:
+    """Whether layers are compiled on a GPU if nobody says: where it is known to pay."""
+    return num_ranks == 1 and not config.model.lora_configs
 
 
 def _activations(
