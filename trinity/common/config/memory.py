@@ -167,9 +167,7 @@ def _gpu_gradients(
     has_one_pass = passing.tokens == batch_tokens(config)
     if gathers_once and not has_one_pass:
         amount = whole + trained * GRADIENT_BYTES
-        return Part(
-            "gradients", amount, f"4 bytes, until they are added up, and 4 bytes / {shards}"
-        )
+        return Part("gradients", amount, f"4 bytes until added up, and 4 bytes / {shards}")
     if shards > 1 or has_adapter or not has_one_pass:
         return Part("gradients", whole, f"4 bytes / {shards}")
     early = table if shape.is_tied else 2 * table

@@ -133,11 +133,12 @@ class Placement:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if self._settings.compiles_layers:
             for layer in layers_of(model):
+                # Not the module: the hooks that FSDP adds to it are no part of what is compiled.
                 layer.forward = torch.compile(layer.forward, dynamic=True)
-        weights: Weights
-        if self._settings.device == "cpu":
+        elif self._settings.device == "cpu":
             make_lean_inplace(model)
             join_layers_inplace(model)
+        weights: Weights
         if self._ranks is None:
             _move(model, self._settings.device)  # first: masters are made where the model is
             weights = Weights(model, self._dtype, "cpu" if optimizer_offload else None)

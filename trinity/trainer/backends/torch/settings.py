@@ -64,7 +64,7 @@ class TorchEngineSettings:
             of one process, those of one machine, or all.
         device: Where models are.
         compiles_layers: Compile each layer with `torch.compile`, on a GPU: less time a step, but
-            some ten seconds more for the first.
+            some ten seconds more for the first. On a CPU our own layers are faster.
         trust_remote_code: Run code that comes with the model.
         config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
         chat_template: Written into saved models in place of the tokenizer's own; None keeps that.
