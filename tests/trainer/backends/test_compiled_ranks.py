@@ -32,7 +32,10 @@ class CompiledRank(TorchTrainRank):
         return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
 
-@pytest.mark.parametrize(("checkpointing", "gathers_once"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("checkpointing", "gathers_once"),
+    [(True, True), pytest.param(False, False, marks=pytest.mark.long)],
+)
 async def test_compiled_ranks_compute_what_one_process_does(tmp_path, checkpointing, gathers_once):
     given = settings(
         model_folder(tmp_path / "model", num_hidden_layers=3),
