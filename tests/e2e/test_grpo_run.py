@@ -126,7 +126,8 @@ def test_the_folder_is_laid_out_as_documented(finished: Command) -> None:
         }
         found = {path.name for path in (actor / "huggingface").iterdir()}
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= found
-    assert (job / "latest_checkpointed_iteration.txt").read_text().strip() == "4"
+    for name in ("latest_checkpointed_iteration.txt", "latest_state_dict_iteration.txt"):
+        assert (job / name).read_text().strip() == "4"
     for name in ("explorer_meta.json", "trainer_meta.json", "config.yaml"):
         assert (job / name).is_file()
     assert (job / "buffer" / "explorer_output.db").is_file()

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from trinity.checkpoint import layout
 from trinity.checkpoint.atomic import writing_folder
 from trinity.launcher.job import (
     JobCheckpoints,
@@ -20,6 +21,11 @@ def save(checkpoints: JobCheckpoints, step: int) -> None:
             data = content if isinstance(content, bytes) else content.encode()
             (aside / name).write_bytes(data)
     checkpoints.complete(step)
+
+
+def notes(job: JobFolder) -> tuple[int | None, int | None]:
+    """The newest checkpoint and the newest weights, as files of the job name them."""
+    return layout.read_latest(job.path), layout.read_latest(job.path, layout.LATEST_WEIGHTS)
 
 
 @pytest.fixture
@@ -96,3 +102,12 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
     assert "can't be written to" in (writable_problem(tmp_path / "closed" / "x") or "")
+
+
+def test_a_checkpoint_is_noted_with_its_weights_unless_newer_ones_are_out(job: JobFolder) -> None:
+    checkpoints = JobCheckpoints(job)
+    save(checkpoints, 2)
+    assert notes(job) == (2, 2)
+    layout.write_latest(job.path, 5, layout.LATEST_WEIGHTS)
+    save(checkpoints, 4)
+    assert notes(job) == (4, 5)

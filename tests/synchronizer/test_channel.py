@@ -89,6 +89,17 @@ def test_what_a_killed_trainer_left_is_cleared(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["weights_1"]
 
 
+def test_a_version_is_told_once_it_can_be_fetched(tmp_path: Path) -> None:
+    def tell(version: int) -> None:
+        told.append((version, (tmp_path / f"weights_{version}" / "model.safetensors").is_file()))
+
+    told: list[tuple[int, bool]] = []
+    channel = CheckpointChannel(tmp_path, on_sent=tell)
+    channel.send(1, weights(1).items())
+    channel.send(2, weights(2).items())
+    assert told == [(1, True), (2, True)]
+
+
 def test_a_version_may_be_sent_again(tmp_path: Path) -> None:
     channel = CheckpointChannel(tmp_path)
     channel.send(1, weights(1).items())

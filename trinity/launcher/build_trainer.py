@@ -1,7 +1,10 @@
 """RunPlan -> the trainer: what it reads, and how it updates."""
 
+from functools import partial
+
 from trinity.algorithm import ALGORITHM_TYPE, KL_FN, SAMPLE_STRATEGY
 from trinity.algorithm.rollout_correction import RolloutCorrection
+from trinity.checkpoint import layout
 from trinity.common.config import Config
 from trinity.common.config.gpus import ranks_per_row
 from trinity.common.config.shape import find_shape
@@ -131,7 +134,8 @@ def _channel(plan: RunPlan) -> WeightChannel | None:
         )
     if sync.sync_method is SyncMethod.MEMORY:
         return MemoryChannel()
-    return CheckpointChannel(plan.job.weights)
+    note = partial(layout.write_latest, plan.job.path, name=layout.LATEST_WEIGHTS)
+    return CheckpointChannel(plan.job.weights, on_sent=note)
 
 
 def objective_of(config: Config) -> Objective:

@@ -90,6 +90,8 @@ class JobCheckpoints:
         for name, text in self._taken.items():
             write_text(self.job.path / name, str(text))
         layout.write_latest(self.job.path, step)
+        if (layout.read_latest(self.job.path, layout.LATEST_WEIGHTS) or 0) < step:
+            layout.write_latest(self.job.path, step, layout.LATEST_WEIGHTS)
         layout.drop_old(self.job.path, self.keep)
         get_logger("checkpoint_monitor").info("The checkpoint of step %d is complete.", step)
 

@@ -105,6 +105,7 @@ class Job:
                 stack.enter_context(job_lock(self.folder.path, role))
             memory = stack.enter_context(MemoryWatch())
             self._save_config()
+            os.environ.update(self.plans[0].env_vars)  # what fails from here on has its log
             try:
                 asyncio.run(self._run_stages(summary, started))
                 summary.status = "interrupted" if self._is_interrupted else "finished"

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -95,14 +95,20 @@ class CheckpointChannel:
     """Weights through files: ``<folder>/weights_<version>/model.safetensors``, renamed into place.
 
     Any process that sees the file system can fetch them, in this run or another one. One trainer
-    writes to a folder.
+    writes to a folder. ``on_sent`` is called with each version that can be fetched.
     """
 
     method = "checkpoint"
 
-    def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        keep: int = 2,
+        on_sent: Callable[[int], None] | None = None,
+    ) -> None:
         self._folder = Path(folder)
         self._keep = keep
+        self._on_sent = on_sent
 
     def send(self, version: int, weights: NamedTensors) -> WeightTicket:
         named = _without_sharing(weights)
@@ -124,6 +130,8 @@ class CheckpointChannel:
             raise
         shutil.rmtree(target / "replaced", ignore_errors=True)
         self._drop_old()
+        if self._on_sent is not None:
+            self._on_sent(version)
         return WeightTicket(version, self.method, digest, str(target / "model.safetensors"))
 
     def _drop_old(self) -> None:
