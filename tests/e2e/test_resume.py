@@ -71,6 +71,7 @@ def test_a_stopped_run_goes_on_bitwise_the_same(
     assert first.summary["stages"][0]["steps"] == 2
     resumed = start(config, "buffer.total_steps=4").succeed()
     assert "resumed at step 2" in resumed.screen
+    assert not re.search(r"^step [01]/4", resumed.screen, flags=re.MULTILINE)
     assert_same_end(resumed, finished, first_step=3)
     assert len(resumed.summary["stages"][0]["rewards"]) == 2
 

@@ -55,6 +55,19 @@ async def test_a_run_method_that_is_a_coroutine_is_named() -> None:
     )
 
 
+async def test_an_error_inside_of_trinity_is_told_without_frames(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Mine(Workflow):
+        pass
+
+    result = await result_of(Mine)
+    assert (
+        result.error == f"NotImplementedError: {Mine.__qualname__} has neither run nor run_async."
+    )
+    assert "workflow.py" in capsys.readouterr().err  # the log has them
+
+
 async def test_an_error_of_a_workflow_shows_the_frames_of_the_workflow_alone() -> None:
     class Mine(Workflow):
         def run(self) -> list:

@@ -49,6 +49,8 @@ def test_on_a_cpu_a_long_evaluation_comes_with_a_way_out() -> None:
     _, hint = evaluation_lines(plan(), tasks(1319), 2)
     assert "as many samples as 41 steps" in hint
     assert "eval_on_startup=false" in hint and "eval_tasksets[0].split=test[:100]'" in hint
+    _, resumed = evaluation_lines(plan(), tasks(1319), 2, is_resumed=True)
+    assert "eval_on_startup" not in resumed and "Shorter: 'buffer." in resumed
     assert len(list(evaluation_lines(plan("cuda"), tasks(1319), 2))) == 1
     assert len(list(evaluation_lines(plan(), tasks(320), 2))) == 1
 

@@ -147,6 +147,24 @@ async def test_a_batch_without_trained_tokens_is_skipped_and_counted():
     assert "step" not in subject.engine.calls
 
 
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (None, "all tokens of its 4 experiences are masked"),
+        ("prompt_truncated", "4 of its 4 prompts are longer than model.max_prompt_tokens"),
+    ],
+)
+async def test_a_skipped_step_says_why(status, why, caplog):
+    source = FakeSource(1)
+    for experience in source.batch:
+        experience.action_mask[:] = False
+        experience.truncate_status = status
+    subject = trainer(source)
+    subject.logger.addHandler(caplog.handler)
+    await subject.run()
+    assert f"Step 1 has no token to train on: {why}." in caplog.messages
+
+
 async def test_an_empty_read_counts_as_a_skipped_step():
     source = FakeSource(2)
     source.batch = []

@@ -15,7 +15,7 @@ from trinity.common.workflows import Task, Workflow
 from trinity.common.workflows.simple import REWARD_ERROR
 from trinity.explorer.units import RunResult, Unit, UnitResult, stable_seed
 from trinity.utils import threads
-from trinity.utils.frames import traceback_without
+from trinity.utils.frames import is_of_trinity, traceback_without
 from trinity.utils.log import get_logger
 from trinity.utils.plugins import load_plugins, load_plugins_from_env
 from trinity.utils.threads import CallTimeout, DeadlinePool, shared_threads
@@ -287,26 +287,20 @@ class WorkflowRunner:
     def _failed(
         self, unit: Unit, runs: tuple[int, ...], error: Exception, seconds: float = 0.0
     ) -> "dict[int, _Outcome]":
-        is_timeout = isinstance(error, CallTimeout)
-        if is_timeout:
-            text = f"{_name(unit.task.workflow)}: {error} (explorer.max_timeout)"
-        elif isinstance(error, NoExperiences):
-            text = str(error)
-        else:
-            text = traceback_without(error, _OWN_FILES.__contains__)
+        shown, logged = _texts(unit.task, error)
         self._logger.error(
             "Task %s run %s, attempt %d failed after %.1f s: %s\n%r",
             unit.task.task_id,
             ",".join(map(str, runs)),
             unit.attempt + 1,
             seconds,
-            text,
+            logged,
             unit.task.task_desc,
         )
         result = RunResult(
             runs[0],
-            error=text,
-            is_timeout=is_timeout,
+            error=shown,
+            is_timeout=isinstance(error, CallTimeout),
             is_fatal=isinstance(error, RewardError) and error.is_fatal,
             seconds=seconds,
         )
@@ -332,6 +326,18 @@ def _checked(given: object, workflow_class: type[Workflow]) -> list[Experience]:
             "end it with `return [experience]`."
         )
     return items
+
+
+def _texts(task: Task, error: Exception) -> tuple[str, str]:
+    """What is told of a failed run, with the user's frames alone, and what its log has."""
+    if isinstance(error, CallTimeout):
+        text = f"{_name(task.workflow)}: {error} (explorer.max_timeout)"
+    elif isinstance(error, NoExperiences):
+        text = str(error)
+    else:
+        shown = traceback_without(error, is_of_trinity)
+        return shown.rstrip(), traceback_without(error, _OWN_FILES.__contains__)
+    return text, text
 
 
 def _name(workflow: str | type[Workflow]) -> str:

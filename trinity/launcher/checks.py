@@ -16,6 +16,7 @@ from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import Problem
 from trinity.common.workflows import check_workflow
 from trinity.engine.tinker.settings import KEY_VARIABLES, has_key
+from trinity.launcher.check_chat import chat_problems
 from trinity.launcher.hardware import is_port_free
 from trinity.launcher.job import writable_problem
 from trinity.utils.hub import hub_problem
@@ -55,6 +56,7 @@ def find_start_problems(config: Config) -> list[Problem]:
         *_key_problems(config),
         *_unbuilt_problems(config),
         *_model_problems(config),
+        *chat_problems(config),
         *_adapter_problems(config),
         *_data_problems(config),
         *_place_problems(config),

@@ -29,7 +29,7 @@ def evaluation_lines(
     samples = sum(task.repeat_times for taskset in evals for task in taskset.tasks)
     step = plan.config.buffer.batch_size * (plan.config.algorithm.repeat_times or 1)
     if plan.device == "cpu" and plan.config.mode.explores and samples > _MANY_STEPS * step:
-        yield _hint(plan, samples / step)
+        yield _hint(plan, samples / step, _has_first(plan, is_resumed))
 
 
 def _set_text(taskset: "EvalTaskset") -> str:
@@ -42,17 +42,22 @@ def _times(plan: RunPlan, total_steps: int | None, is_resumed: bool) -> str:
     explorer = plan.config.explorer
     if plan.config.mode is Mode.BENCH:
         return "for each checkpoint"
-    times = ["at the start"] if explorer.eval_on_startup and not is_resumed else []
+    times = ["at the start"] if _has_first(plan, is_resumed) else []
     if total_steps is None or explorer.eval_interval < total_steps:
         times.append(f"every {explorer.eval_interval} steps")
     return ", ".join([*times, "at the end"])
 
 
-def _hint(plan: RunPlan, steps: float) -> str:
+def _has_first(plan: RunPlan, is_resumed: bool) -> bool:
+    """Whether there is an evaluation before the first step."""
+    return plan.config.explorer.eval_on_startup and not is_resumed
+
+
+def _hint(plan: RunPlan, steps: float, has_first: bool) -> str:
+    first = "explorer.eval_on_startup=false for none at the start, " if has_first else ""
     split = plan.config.buffer.explorer_input.eval_tasksets[0].split.partition("[")[0]
     return (
         f"One evaluation takes as many samples as {steps:.0f} steps of training. Shorter: "
-        "explorer.eval_on_startup=false for none at the start, "
-        f"'buffer.explorer_input.eval_tasksets[0].split={split}[:100]' for 100 tasks of a set, "
-        "buffer.explorer_input.eval_tasksets=[] for none at all."
+        f"{first}'buffer.explorer_input.eval_tasksets[0].split={split}[:100]' for 100 tasks of a "
+        "set, buffer.explorer_input.eval_tasksets=[] for none at all."
     )

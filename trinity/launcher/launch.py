@@ -212,6 +212,7 @@ class Job:
             self.screen.say(line)
         title = f"stage {index + 1} of {len(self.plans)}: {plan.stage}" if plan.stage else "run"
         if resume is not None:
+            stage.steps = resume.step
             title += f", resumed at step {resume.step}"
         if resume is not None and resume.step >= (parts.total_steps or math.inf):
             self.screen.say(

@@ -54,7 +54,7 @@ class Screen:
         self._seconds: deque[float] = deque(maxlen=10)
         self._under_way: str | None = None
         self._has_news = False
-        self._is_first_step = True
+        self._is_first_step = self._is_starting = True
         self._started = self._printed_at = time.monotonic()
 
     def say(self, text: str, style: str = "") -> None:
@@ -72,7 +72,7 @@ class Screen:
         self._started = time.monotonic()
         self._seconds.clear()
         self._under_way = None
-        self._is_first_step = True
+        self._is_first_step = self._is_starting = True
         self.console.rule(Text(title))
         if self.console.is_terminal:
             self._live = Live(get_renderable=self._draw, console=self.console, refresh_per_second=2)
@@ -89,6 +89,7 @@ class Screen:
 
     def report(self, role: str, step: int, metrics: Metrics) -> None:
         """Show one report of a part."""
+        self._is_starting = False
         if role in ("eval", "bench"):
             self._say_eval(role, step, metrics)
             return
@@ -144,7 +145,7 @@ class Screen:
         stage = self._stage
         assert stage is not None
         values, name = (stage.rewards, "reward") if stage.rewards else (stage.losses, "loss")
-        is_starting = not stage.steps and self._under_way is None
+        is_starting = self._is_starting and self._under_way is None
         rows: list[RenderableType] = [Text(self._waiting() if is_starting else self._line())]
         if self._under_way is not None:  # also an empty one: what stands below is not to jump
             rows.append(Text(self._under_way, style="cyan"))

@@ -171,7 +171,8 @@ class Trainer:
             batch = TrainBatch.from_experiences(experiences) if experiences else None
             if batch is None or batch.num_trained_tokens == 0:
                 metrics["actor/skipped_steps"] = 1.0
-                self.logger.warning("Step %d has no token to train on; skipped.", self.step)
+                why = _why_none_is_trained(experiences)
+                self.logger.warning("Step %d has no token to train on: %s.", self.step, why)
                 return
             batch = await self.preparation.complete(batch, metrics)
             await self.updater.update(batch, self.step, metrics)
@@ -286,6 +287,17 @@ class Trainer:
         if self._saving is not None:
             self._saving.cancel()
         await self.engine.close()
+
+
+def _why_none_is_trained(experiences: list[Experience]) -> str:
+    """What a person should look at where a step has no token to train on."""
+    if not experiences:
+        return "all of its samples failed or were left out"
+    total = len(experiences)
+    cut = sum(e.truncate_status == "prompt_truncated" for e in experiences)
+    if cut:
+        return f"{cut} of its {total} prompts are longer than model.max_prompt_tokens"
+    return f"all tokens of its {total} experiences are masked"
 
 
 def _share_of_cut(experiences: list[Experience]) -> float:

@@ -1,7 +1,7 @@
 import pytest
 
 from trinity.common.config.buffer import TasksetConfig
-from trinity.common.workflows import check_workflow
+from trinity.common.workflows import Workflow, check_workflow
 
 
 def problems(**values):
@@ -44,3 +44,32 @@ def test_what_fits_has_no_problems():
 def test_what_does_not_fit_is_told(values, key, text):
     [(found_key, message)] = problems(**values)
     assert found_key == key and text in message
+
+
+class NeitherRun(Workflow):
+    pass
+
+
+class OddInit(Workflow):
+    def __init__(self, task, model):
+        pass
+
+    def run(self):
+        return []
+
+
+def a_function(task):
+    return []
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("NeitherRun", "NeitherRun has neither run nor run_async"),
+        ("OddInit", "OddInit.__init__ can't be called with task, model and auxiliary_models"),
+        ("a_function", "no class that derives from trinity.common.workflows.Workflow"),
+    ],
+)
+def test_a_class_that_could_never_run_is_told_before_the_run(name, told):
+    [(key, message)] = problems(default_workflow_type=f"{__name__}.{name}")
+    assert key == "default_workflow_type" and told in message

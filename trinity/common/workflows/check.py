@@ -1,5 +1,6 @@
 """Whether a taskset's workflow and reward can work, before anything starts."""
 
+import inspect
 from collections.abc import Iterator
 
 from trinity.common.config.buffer import TasksetConfig
@@ -22,7 +23,28 @@ def check_workflow(taskset: TasksetConfig) -> Iterator[Problem]:
             yield Problem("default_workflow_type", str(error), value=name)
         except (ImportError, MissingExtraError) as error:
             yield Problem("default_workflow_type", f"It can't be imported: {error}.", value=name)
+    faults = list(_class_faults(workflow)) if workflow is not None else []
+    for message in faults:
+        yield Problem("default_workflow_type", message, value=name)
+    if faults:
+        return
     yield from _reward_problems(taskset, workflow)
+
+
+def _class_faults(workflow: type[Workflow]) -> Iterator[str]:
+    """Why no run of ``workflow`` could begin."""
+    if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
+        yield "It is no class that derives from trinity.common.workflows.Workflow."
+        return
+    if workflow.run is Workflow.run and workflow.run_async is Workflow.run_async:
+        yield f"{workflow.__name__} has neither run nor run_async: write one of them."
+    try:
+        inspect.signature(workflow).bind(task=None, model=None, auxiliary_models=None)
+    except TypeError as error:
+        yield (
+            f"{workflow.__name__}.__init__ can't be called with task, model and auxiliary_models "
+            f"({error}): take them by these names, or leave __init__ out."
+        )
 
 
 def _reward_problems(taskset: TasksetConfig, workflow: type[Workflow] | None) -> Iterator[Problem]:
@@ -45,7 +67,9 @@ def _reward_problems(taskset: TasksetConfig, workflow: type[Workflow] | None) ->
         try:
             make_scorer(name, taskset.reward_fn_args)
         except (TypeError, ValueError) as error:
-            yield Problem("reward_fn_args", f"{error}.", value=taskset.reward_fn_args or None)
+            yield Problem(
+                "reward_fn_args", f"{str(error).rstrip('.')}.", value=taskset.reward_fn_args or None
+            )
 
 
 def _needs_reward(workflow: type[BaseSimpleWorkflow]) -> bool:
