@@ -167,20 +167,21 @@ class VLLMEngine:
     ) -> list[float]:
         """Log-probability of each token given those before it: ``len(token_ids) - 1`` values.
 
-        vLLM scores whole prompts at temperature 1 only; at another one every token is asked for
-        on its own, which costs a request each.
+        All are of the same weights: what new ones fall into is asked for again. vLLM scores whole
+        prompts at temperature 1 only; at another one every token is asked for on its own, which
+        costs a request each.
         """
         lora = self._lora_of(adapter)
         self._require_sound()
         ids = list(token_ids)
         with self._named.in_use(lora):
-            if temperature in (0, 1.0):
-                return await self._prompt_logprobs(_Prompt(ids, lora))
-            jobs = [
-                self._next_logprob(_Prompt(ids[:k], lora), ids[k], temperature)
-                for k in range(1, len(ids))
-            ]
-            return list(await asyncio.gather(*jobs))
+            while True:
+                await self._may_start.wait()
+                self._require_sound()
+                version = self._version
+                found = await self._scored(_Prompt(ids, lora), temperature)
+                if found is not None and self._version == version:
+                    return found
 
     async def load_weights(self, ticket: WeightTicket) -> str:
         """Replace the weights by those of ``ticket``; the digest of what vLLM's workers received.
@@ -403,29 +404,48 @@ class VLLMEngine:
                 "cut, so importance ratios are not 1 even on the same weights."
             )
 
-    async def _prompt_logprobs(self, prompt: "_Prompt") -> list[float]:
+    async def _scored(self, prompt: "_Prompt", temperature: float) -> list[float] | None:
+        """Logprob of each token but the first; None if an update aborted a request."""
+        ids = prompt.ids
+        self._running += 1
+        try:
+            if temperature in (0, 1.0):
+                return await self._prompt_logprobs(prompt)
+            jobs = [
+                self._next_logprob(prompt._replace(ids=ids[:k]), ids[k], temperature)
+                for k in range(1, len(ids))
+            ]
+            found = await asyncio.gather(*jobs)
+            return None if None in found else [logprob for logprob in found if logprob is not None]
+        finally:
+            self._running -= 1
+
+    async def _prompt_logprobs(self, prompt: "_Prompt") -> list[float] | None:
         ids = prompt.ids
         if len(ids) < 2:
             return []
         asked = VLLMParams(max_tokens=1, prompt_logprobs=0, temperature=0, detokenize=False)
-        await self._may_start.wait()
         found: list[Any] = []
         # vLLM makes room for the one token that it samples: the last one is left to itself.
         whole = ids if len(ids) < self._max_model_len else ids[:-1]
         scored = prompt._replace(ids=whole)
         async for output in self._outputs(scored, asked):
             found = output.prompt_logprobs or found
+        if len(found) < len(whole):
+            return None
         logprobs = [entry[token].logprob for entry, token in zip(found[1:], whole[1:], strict=True)]
         if len(whole) < len(ids):
-            logprobs.append(await self._next_logprob(scored, ids[-1], 1.0))
+            last = await self._next_logprob(scored, ids[-1], 1.0)
+            return None if last is None else [*logprobs, last]
         return logprobs
 
-    async def _next_logprob(self, before: "_Prompt", token: int, temperature: float) -> float:
+    async def _next_logprob(
+        self, before: "_Prompt", token: int, temperature: float
+    ) -> float | None:
         asked = VLLMParams(
             max_tokens=1, temperature=temperature, logprob_token_ids=[token], detokenize=False
         )
-        await self._may_start.wait()
-        logprob = float("nan")
+        logprob = None
         async for output in self._outputs(before, asked):
             for entry in output.outputs[0].logprobs or []:
                 logprob = entry[token].logprob
