@@ -158,7 +158,7 @@ async def test_ranks_train_an_adapter_as_one_process_does(tmp_path, world_size, 
     folder = model_folder(tmp_path / "model")
     single = await trained(folder)
     path = tmp_path / "global_step_2"
-    given = engine_settings(folder, sequence_parallel=shares_rows)
+    given = engine_settings(folder, sequence_parallel=shares_rows, gathers_once=shares_rows == 1)
     with rank_group(given, world_size) as group:
         await group.prepare()
         for seed in range(2):

@@ -113,7 +113,8 @@ async def test_ranks_train_the_critic_as_one_process_does(tmp_path, world_size, 
     folder = model_folder(tmp_path / "model")
     single = TorchTrainEngine(with_critic(folder))
     await single.prepare()
-    with rank_group(with_critic(folder, sequence_parallel=shares_rows), world_size) as group:
+    given = with_critic(folder, sequence_parallel=shares_rows, gathers_once=shares_rows == 1)
+    with rank_group(given, world_size) as group:
         await group.prepare()
         for seed in range(2):
             batch = await completed(single, seed)

@@ -112,8 +112,10 @@ class TorchTrainEngine:
         return naming_the_setting(self._settings, phase, self._coming_bytes if has_tokens else None)
 
     def _coming_bytes(self) -> int:
-        """GPU memory of gradients, and of moments before the first step."""
-        return sum(model.optimizer.coming_bytes for model in self._models.values())
+        """GPU memory of gradients, of first moments, and of what ranks put together."""
+        models = self._models.values()
+        together = max((model.packed.coming_bytes for model in models), default=0)
+        return together + sum(model.optimizer.coming_bytes for model in models)
 
     async def send_weights(self, version: int) -> WeightTicket:
         if self._channel is None:

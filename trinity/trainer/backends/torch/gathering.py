@@ -20,6 +20,7 @@ class Gathering:
     Args:
         backbone: The model, sharded.
         outside: Modules and names of trained parameters that are in no layer.
+        whole_bytes: What that takes: of all weights, and of the gradients of those trained.
         gathers_once: Do so once a call.
     """
 
@@ -27,11 +28,14 @@ class Gathering:
         self,
         backbone: nn.Module,
         outside: Sequence[tuple[nn.Module, str]],
+        whole_bytes: int,
         gathers_once: bool,
     ) -> None:
         self._sharded = [m for m in backbone.modules() if isinstance(m, FSDPModule)]
         self._outside = outside
         self._gathers_once = gathers_once
+        self.coming_bytes = whole_bytes if gathers_once else 0
+        """What a call takes for whole weights and gradients, layers that come and go left out."""
         self.is_due = False
         """Whether gradients of passes wait to be added up."""
 

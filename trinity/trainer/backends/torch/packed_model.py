@@ -213,6 +213,11 @@ class PackedModel(ABC):
     ) -> TokenOutputs:
         """Outputs of trained tokens from their `hidden`, differentiable."""
 
+    @property
+    def coming_bytes(self) -> int:
+        """Memory that a call takes for weights and gradients of other ranks."""
+        return 0 if self._gathering is None else self._gathering.coming_bytes
+
     def pack(self, batch: TrainBatch) -> PackedRows:
         """The rows of ``batch`` as one."""
         packed = pack_rows(batch, self.shares_prefixes)

@@ -98,8 +98,9 @@ def shard(
     output layer) stays whole from a forward pass until `Gathering.rest`; all of it with
     ``gathers_once``, by default of models that are small beside the GPU's memory.
     """
+    whole_bytes = _whole_bytes(backbone, dtype)
     if gathers_once is None:
-        gathers_once = not offloads_parameters and ranks.have_room(_whole_bytes(backbone, dtype))
+        gathers_once = not offloads_parameters and ranks.have_room(whole_bytes)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy() if offloads_parameters and ranks.device != "cpu" else None
     cut = partial(
@@ -113,7 +114,7 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return Gathering(backbone, outside, gathers_once)
+    return Gathering(backbone, outside, whole_bytes, gathers_once)
 
 
 def _whole_bytes(model: nn.Module, dtype: torch.dtype) -> int:
