@@ -25,10 +25,10 @@ class _Plan(attention.AttentionPlan):
         self.varlen = varlen.plan_varlen(packed.segments, device)
 
 
-def _attend(query, key, value, query_starts, key_starts, longest, key_index, *rest):
+def _attend(query, key, value, query_starts, key_starts, counts, key_index, *rest):
     scale = rest[-2]
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for now, at in _segments(key, query_starts, key_starts, key_index):
+    for now, at in _segments(key, query_starts, key_starts, counts, key_index):
         share_HQL, _, value_HLD = _shares(query[now], key[at], value[at], scale)
         out[now] = (share_HQL @ value_HLD).transpose(0, 1)
     log_sums = query.new_zeros((query.shape[1], len(query)))
@@ -37,9 +37,9 @@ def _attend(query, key, value, query_starts, key_starts, longest, key_index, *re
 
 
 def _attend_backward(grad_out, query, key, value, *rest):
-    query_starts, key_starts, _, key_index, *_, scale, _ = rest[4:]
+    query_starts, key_starts, counts, key_index, *_, scale, _ = rest[4:]
     found = [torch.zeros(t.shape, dtype=t.dtype) for t in (query, key, value)]
-    for now, at in _segments(key, query_starts, key_starts, key_index):
+    for now, at in _segments(key, query_starts, key_starts, counts, key_index):
         share_HQL, key_HLD, value_HLD = _shares(query[now], key[at], value[at], scale)
         grad_HQD = grad_out[now].transpose(0, 1)
         grad_HQL = grad_HQD @ value_HLD.transpose(1, 2)
@@ -53,9 +53,9 @@ def _attend_backward(grad_out, query, key, value, *rest):
     return tuple(found)
 
 
-def _segments(key, query_starts, key_starts, key_index) -> Iterator[tuple[slice, Tensor]]:
+def _segments(key, query_starts, key_starts, counts, key_index) -> Iterator[tuple[slice, Tensor]]:
     """Places of each segment's queries, and of its keys."""
-    index = key_index if key_index.numel() else torch.arange(len(key))
+    index = key_index if counts[2] else torch.arange(len(key))
     for s in range(len(query_starts) - 1):
         now = slice(int(query_starts[s]), int(query_starts[s + 1]))
         yield now, index[int(key_starts[s]) : int(key_starts[s + 1])]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.fx.experimental import _config as symbolic_shapes
 from transformers import PreTrainedModel
 
 from trinity.common.models.adapters import add_adapter_inplace
@@ -132,9 +133,7 @@ class Placement:
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if self._settings.compiles_layers:
-            for layer in layers_of(model):
-                # Not the module: the hooks that FSDP adds to it are no part of what is compiled.
-                layer.forward = torch.compile(layer.forward, dynamic=True)
+            compile_layers_inplace(model)
         elif self._settings.device == "cpu":
             make_lean_inplace(model)
             join_layers_inplace(model)
@@ -160,3 +159,11 @@ class Placement:
 
 def _move(model: nn.Module, device: str) -> None:
     model.to(device)
+
+
+def compile_layers_inplace(model: PreTrainedModel) -> None:
+    """Compile each layer, for packed rows of any sizes."""
+    symbolic_shapes.use_duck_shape = False  # sizes that are equal once need not be so again
+    for layer in layers_of(model):
+        # Not the module: the hooks that FSDP adds to it are no part of what is compiled.
+        layer.forward = torch.compile(layer.forward, dynamic=True)

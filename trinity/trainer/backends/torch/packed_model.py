@@ -107,8 +107,8 @@ class Backbone(nn.Module):
             given = {"inputs_embeds": self._embeds(token_ids, images)[None]}
         elif self._has_lean_embedding():
             table = self.model.get_input_embeddings()
-            embeds = _Embedding.apply(token_ids, table.weight, table.padding_idx)
-            given = {"inputs_embeds": embeds[None]}
+            embeds = _Embedding.apply(token_ids[None], table.weight, table.padding_idx)
+            given = {"inputs_embeds": embeds}
         outputs = self._decoder[0](
             **given,
             position_ids=position_ids[None],
@@ -143,7 +143,8 @@ class Backbone(nn.Module):
 class _Embedding(torch.autograd.Function):
     """Rows of a table, whose gradient adds to the master's: no dense one is made.
 
-    As in PyTorch's own, the row of ``padding_idx`` gets none.
+    As in PyTorch's own, the row of ``padding_idx`` gets none. What comes out is no view: compiled
+    layers would tell one from the output of the layer before.
     """
 
     @staticmethod
@@ -155,7 +156,7 @@ class _Embedding(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(token_ids, weight)
         ctx.padding_idx = padding_idx
-        return weight.index_select(0, token_ids)
+        return weight[token_ids]
 
     @staticmethod
     @once_differentiable
@@ -166,7 +167,7 @@ class _Embedding(torch.autograd.Function):
             token_ids, grad = token_ids[has_gradient], grad[has_gradient]
         total = gradient_of_master(weight)
         assert total is not None, "the master was there in the forward pass"
-        total.index_add_(0, token_ids, grad.float())
+        total.index_add_(0, token_ids.flatten(), grad.flatten(0, -2).float())
         return None, None, None
 
 

@@ -3,8 +3,8 @@ those of FlashAttention 4 in their place.
 
 A segment's queries see the keys of its whole path, put side by side, and the kernel's causal mask
 starts where the path ends: so a prompt that rows share is computed once in every layer, and only
-read again in attention. The operator is opaque to `torch.compile` and takes tensors alone, so that
-a layer is compiled once for all packed rows.
+read again in attention. The operator is opaque to `torch.compile` and takes tensors alone, which
+are never empty nor the same, so that a layer is compiled once for all packed rows.
 
 Shape letters: N = packed tokens, L = keys, a path's one after the other, H = query heads,
 G = key-value heads, D = head size.
@@ -38,15 +38,16 @@ class VarlenPlan:
 
     Args:
         query_starts, key_starts: [S + 1] int32 where each segment's queries and keys begin.
-        longest: [2] int64 on the CPU: most queries and most keys of a segment.
-        key_index: [L] packed index of each key; empty where keys are the packed row itself.
+        counts: [3] int64 on the CPU: most queries and most keys of a segment, and how many keys are
+            gathered: 0 where they are the packed row itself, whatever the other fields hold.
+        key_index: [L] packed index of each key.
         slots: [L] places in ``key_index`` of each packed token in turn ...
-        offsets: ... and [N] where its part of ``slots`` begins; both empty like ``key_index``.
+        offsets: ... and [N] where its part of ``slots`` begins.
     """
 
     query_starts: Tensor
     key_starts: Tensor
-    longest: Tensor
+    counts: Tensor
     key_index: Tensor
     slots: Tensor
     offsets: Tensor
@@ -57,19 +58,22 @@ def plan_varlen(segments: Sequence[Segment], device: torch.device) -> VarlenPlan
     paths = [segment.path() for segment in segments]
     num_queries = torch.tensor([len(s.tokens) for s in segments])
     num_keys = torch.tensor([sum(len(s.tokens) for s in path) for path in paths])
-    none = torch.empty(0, dtype=torch.long, device=device)
-    key_index = slots = offsets = none
-    if any(len(path) > 1 for path in paths):
+    num_gathered = int(num_keys.sum()) if any(len(path) > 1 for path in paths) else 0
+    if num_gathered:
         index = np.concatenate(
             [np.arange(s.offset, s.offset + len(s.tokens)) for path in paths for s in path]
         )
         uses = np.bincount(index, minlength=int(num_queries.sum()))
         found = index, index.argsort(kind="stable"), uses.cumsum() - uses
         key_index, slots, offsets = (sent(torch.from_numpy(part), device) for part in found)
+    else:
+        key_index, slots, offsets = (
+            torch.zeros(2, dtype=torch.long, device=device) for _ in range(3)
+        )
     return VarlenPlan(
         sent(_starts(num_queries), device),
         sent(_starts(num_keys), device),
-        torch.stack([num_queries.max(), num_keys.max()]),
+        torch.tensor([int(num_queries.max()), int(num_keys.max()), num_gathered]),
         key_index,
         slots,
         offsets,
@@ -128,7 +132,7 @@ def varlen_attention(
         value_NGD,
         plan.query_starts,
         plan.key_starts,
-        plan.longest,
+        plan.counts,
         plan.key_index,
         plan.slots,
         plan.offsets,
@@ -145,16 +149,16 @@ def _attend(
     value: Tensor,
     query_starts: Tensor,
     key_starts: Tensor,
-    longest: Tensor,
+    counts: Tensor,
     key_index: Tensor,
     slots: Tensor,
     offsets: Tensor,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if key_index.numel():
+    most_queries, most_keys, num_gathered = counts.tolist()
+    if num_gathered:
         key, value = _gathered(key, value, key_index)
-    most_queries, most_keys = longest.tolist()
     out, log_sums, seed, unused, _ = torch.ops.aten._flash_attention_forward(
         query,
         key,
@@ -180,7 +184,7 @@ def _(
     value: Tensor,
     query_starts: Tensor,
     key_starts: Tensor,
-    longest: Tensor,
+    counts: Tensor,
     key_index: Tensor,
     slots: Tensor,
     offsets: Tensor,
@@ -208,17 +212,16 @@ def _attend_backward(
     unused: Tensor,
     query_starts: Tensor,
     key_starts: Tensor,
-    longest: Tensor,
+    counts: Tensor,
     key_index: Tensor,
     slots: Tensor,
     offsets: Tensor,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    is_gathered = key_index.numel() > 0
-    if is_gathered:
+    most_queries, most_keys, num_gathered = counts.tolist()
+    if num_gathered:
         key, value = _gathered(key, value, key_index)
-    most_queries, most_keys = longest.tolist()
     grad_query, grad_key, grad_value = torch.ops.aten._flash_attention_backward(
         grad_out.contiguous(),
         query,
@@ -238,7 +241,7 @@ def _attend_backward(
         window_size_left=None if window < 0 else window,
         window_size_right=None if window < 0 else 0,
     )
-    if is_gathered:
+    if num_gathered:
         grad_key, grad_value = _summed(grad_key, grad_value, slots, offsets)
     return grad_query, grad_key, grad_value
 
