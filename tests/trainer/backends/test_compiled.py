@@ -49,7 +49,7 @@ async def outcomes(engine: TorchTrainEngine) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_layers_are_compiled_once(tmp_path, as_on_a_gpu, checkpointing):
     given = {"num_threads": 1, "gradient_checkpointing": checkpointing}
     folder = model_folder(tmp_path / "model", num_hidden_layers=3)
