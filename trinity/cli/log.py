@@ -1,8 +1,13 @@
 """`trinity log`: the logs of all parts of a job, as they are written."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from trinity.launcher.follow import Line
 
 CONFIG = typer.Option(None, "--config", "-c", help="YAML file of the run.")
 LOG_DIR = typer.Option(None, "--log-dir", "-d", help="Folder of the logs, instead of --config.")
@@ -30,43 +35,73 @@ def command(
     no_follow: bool = NO_FOLLOW,
 ) -> None:
     """Follow the logs of all parts of a job. Ends with Ctrl-C."""
-    import re
-    import time
-
-    from rich.console import Console
-    from rich.text import Text
-
     from trinity.cli.usage import UsageError
-    from trinity.launcher.follow import LEVELS, Follower, Line, is_wanted, search
+    from trinity.launcher.follow import LEVELS
 
     if level.upper() not in LEVELS:
         raise UsageError(f"--level is {level!r}; use one of {', '.join(LEVELS)}.")
     folder = log_dir or _folder_of(config)
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}: the job has not been started.")
+    show = _shower(no_color)
+    if search_pattern:
+        _show_matches(folder, search_pattern, show)
+    else:
+        _follow(folder, last_n_lines, level.upper(), keyword, show, until_now=no_follow)
+
+
+def _shower(no_color: bool) -> "Callable[[Line | None], None]":
+    """Shows a line, in the color of its part; None: an empty one."""
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(highlight=False, no_color=no_color or None)
     colors: dict[str, str] = {}
 
-    def show(line: Line) -> None:
+    def show(line: "Line | None") -> None:
+        if line is None:
+            console.print()
+            return
         color = colors.setdefault(line.source, _COLORS[len(colors) % len(_COLORS)])
         console.print(Text.assemble((f"{line.source}: ", color), line.text), soft_wrap=True)
 
-    if search_pattern:
-        try:
-            for block in search(folder, search_pattern):
-                for line in block:
-                    show(line)
-                console.print()
-        except re.error as error:
-            text = f"--search-pattern is {search_pattern!r}, no regular expression: {error}."
-            raise UsageError(text) from error
-        return
-    follower = Follower(folder, last=last_n_lines)
+    return show
+
+
+def _show_matches(folder: Path, pattern: str, show: "Callable[[Line | None], None]") -> None:
+    import re
+
+    from trinity.cli.usage import UsageError
+    from trinity.launcher.follow import search
+
+    try:
+        for block in search(folder, pattern):
+            for line in [*block, None]:
+                show(line)
+    except re.error as error:
+        text = f"--search-pattern is {pattern!r}, no regular expression: {error}."
+        raise UsageError(text) from error
+
+
+def _follow(
+    folder: Path,
+    last: int,
+    level: str,
+    keyword: str,
+    show: "Callable[[Line | None], None]",
+    *,
+    until_now: bool,
+) -> None:
+    import time
+
+    from trinity.launcher.follow import Follower, is_wanted
+
+    follower = Follower(folder, last=last)
     while True:
         for line in follower.read():
-            if is_wanted(line, level.upper(), keyword):
+            if is_wanted(line, level, keyword):
                 show(line)
-        if no_follow:
+        if until_now:
             return
         time.sleep(_EVERY_S)
 

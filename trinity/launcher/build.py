@@ -153,52 +153,71 @@ def build_parts(
         say: Shows a line to the person at the screen.
         show: Shows what is under way there.
     """
-    config = plan.config
-    buffers = open_buffers(plan, say)
-    board = _board(plan)
-    reporters: list[Reporter] = []
-
-    def reporter(role: str) -> Reporter:
-        monitor = MONITOR.get(config.monitor.monitor_type)(
-            config.project,
-            config.group,
-            config.name,
-            role,
-            Path(config.monitor.cache_dir),
-            config.monitor.monitor_args,
-        )
-        reporters.append(Reporter(monitor, listeners, get_logger(role)))
-        return reporters[-1]
-
-    role = "benchmark" if config.mode is Mode.BENCH else "explorer"
+    config, buffers, board = plan.config, open_buffers(plan, say), _board(plan)
+    reporters = _Reporters(config, listeners)
     explorer: Explorer | None = None
     auxiliary: list[InferenceEngine] = []
     if config.mode.explores:
-        explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter(role), say, show)
-    trainer = None
-    checkpoints = JobCheckpoints(plan.job, config.trainer.max_checkpoints_to_keep)
+        reporter = reporters.of("benchmark" if config.mode is Mode.BENCH else "explorer")
+        explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter, say, show)
+    trainer: Trainer | None = None
     if config.mode.trains:
-        total = buffers.total_train_steps(config)
-        trainer = build_trainer.build(plan, board, buffers, checkpoints, reporter("trainer"), total)
-        checkpoints.parts = _states(explorer, trainer)
-        checkpoints.files = buffers.snapshot
-    benchmark = None
-    if config.mode is Mode.BENCH and explorer is not None:
-        from trinity.launcher import build_bench
-
-        benchmark = build_bench.build(plan, explorer)
-    total_steps = _total_steps(config, buffers)
+        trainer = _trainer(plan, board, buffers, explorer, reporters.of("trainer"))
     return Parts(
         board,
         buffers,
         explorer,
         trainer,
-        reporters,
-        total_steps,
+        reporters.made,
+        _total_steps(config, buffers),
         auxiliary,
-        benchmark,
+        _benchmark(plan, explorer),
         starts_in_turn=plan.is_colocated,
     )
+
+
+class _Reporters:
+    """Makes the reporter of each part; ``made`` are all of them."""
+
+    def __init__(self, config: Config, listeners: Sequence[Report]) -> None:
+        self._config = config
+        self._listeners = listeners
+        self.made: list[Reporter] = []
+
+    def of(self, role: str) -> Reporter:
+        config, settings = self._config, self._config.monitor
+        monitor = MONITOR.get(settings.monitor_type)(
+            config.project,
+            config.group,
+            config.name,
+            role,
+            Path(settings.cache_dir),
+            settings.monitor_args,
+        )
+        self.made.append(Reporter(monitor, self._listeners, get_logger(role)))
+        return self.made[-1]
+
+
+def _trainer(
+    plan: RunPlan, board: Board, buffers: Buffers, explorer: Explorer | None, reporter: Reporter
+) -> Trainer:
+    """The trainer, whose checkpoints hold the state of all parts."""
+    checkpoints = JobCheckpoints(plan.job, plan.config.trainer.max_checkpoints_to_keep)
+    total = buffers.total_train_steps(plan.config)
+    trainer = build_trainer.build(plan, board, buffers, checkpoints, reporter, total)
+    checkpoints.parts = {"trainer": trainer.state_dict}
+    if explorer is not None:
+        checkpoints.parts["explorer"] = explorer.state_dict
+    checkpoints.files = buffers.snapshot
+    return trainer
+
+
+def _benchmark(plan: RunPlan, explorer: Explorer | None) -> Benchmark | None:
+    if plan.config.mode is not Mode.BENCH or explorer is None:
+        return None
+    from trinity.launcher import build_bench
+
+    return build_bench.build(plan, explorer)
 
 
 def _board(plan: RunPlan) -> Board:
@@ -206,17 +225,6 @@ def _board(plan: RunPlan) -> Board:
     algorithm = ALGORITHM_TYPE.get(plan.config.algorithm.algorithm_type)
     is_alone = plan.config.mode in (Mode.EXPLORE, Mode.TRAIN) and algorithm.schema == "experience"
     return FileBoard(plan.job.weights) if is_alone else VersionBoard()
-
-
-def _states(
-    explorer: Explorer | None, trainer: Trainer | None
-) -> dict[str, Callable[[], dict[str, object]]]:
-    states: dict[str, Callable[[], dict[str, object]]] = {}
-    if trainer is not None:
-        states["trainer"] = trainer.state_dict
-    if explorer is not None:
-        states["explorer"] = explorer.state_dict
-    return states
 
 
 def _total_steps(config: Config, buffers: Buffers) -> int | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from trinity.common.config import Config, SynchronizerConfig
 from trinity.common.constants import EngineType, Mode, SyncMethod, SyncStyle, TrainerType
 from trinity.common.errors import Problem
 from trinity.launcher.plan import RunPlan, engine_gpus
@@ -40,20 +41,30 @@ def _nccl_problems(plan: RunPlan) -> Iterator[Problem]:
 
 
 def _colocation_problems(plan: RunPlan) -> Iterator[Problem]:
-    config = plan.config
-    explorer, sync = config.explorer, config.synchronizer
-    rollout = explorer.rollout_model
     if not plan.gpus.total:
         message = "Trainer and engine would share a GPU, and this run has none."
         yield Problem("mode", message, "Set `mode: both`, or run with --cpu.", "colocate")
         return
+    yield from _unfit_to_share(plan.config)
+    yield from _unequal_shares(plan)
+    yield from _out_of_turn(plan.config.synchronizer)
+
+
+def _unfit_to_share(config: Config) -> Iterator[Problem]:
+    """Engines and trainers that give no memory back to each other."""
+    rollout, kind = config.explorer.rollout_model, config.trainer.trainer_type
     if rollout.engine_type is not EngineType.VLLM:
         message = f"The {rollout.engine_type} engine can't free its memory for the trainer."
         yield Problem(f"{_ROLLOUT}.engine_type", message, "Use vllm.", str(rollout.engine_type))
-    if config.trainer.trainer_type is not TrainerType.TORCH:
-        message = f"The trainer {config.trainer.trainer_type} does not share the engine's GPU."
+    if kind is not TrainerType.TORCH:
+        message = f"The trainer {kind} does not share the engine's GPU."
         yield Problem("trainer.trainer_type", message, "Use torch.")
-    cluster, size = config.cluster, engine_gpus(rollout)
+
+
+def _unequal_shares(plan: RunPlan) -> Iterator[Problem]:
+    """Engines on other GPUs than the trainer's."""
+    cluster, explorer = plan.config.cluster, plan.config.explorer
+    rollout, size = explorer.rollout_model, engine_gpus(explorer.rollout_model)
     shared = cluster.node_num * cluster.gpu_per_node or plan.gpus.explorer
     if cluster.node_num > 1:
         message = "Trainer and engines share the GPUs of one machine at most in this version."
@@ -68,6 +79,9 @@ def _colocation_problems(plan: RunPlan) -> Iterator[Problem]:
     if any(map(engine_gpus, explorer.auxiliary_models)):
         message = "An auxiliary model needs a GPU of its own, and the only one is shared."
         yield Problem("explorer.auxiliary_models", message, "Use `mode: both`.")
+
+
+def _out_of_turn(sync: SynchronizerConfig) -> Iterator[Problem]:
     if sync.sync_style is not SyncStyle.FIXED or sync.sync_offset:
         message = "Trainer and engine take turns on their GPU, so neither may run ahead."
         fix = "Set `sync_style: fixed` and `sync_offset: 0`."

@@ -1,9 +1,15 @@
 """`--cpu`: the same file on a machine without GPUs. Says what it replaced by what."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trinity.common.config import Config, InferenceModelConfig, MegatronConfig, StageConfig
+from trinity.common.config import (
+    Config,
+    InferenceModelConfig,
+    MegatronConfig,
+    StageConfig,
+    TrainerConfig,
+)
 from trinity.common.constants import EngineType, Mode, SyncMethod, TrainerStrategy, TrainerType
 from trinity.utils.processor import has_bfloat16
 
@@ -26,45 +32,58 @@ def for_cpu(config: Config) -> tuple[Config, list[Replacement]]:
     algorithm, the data and the model stays.
     """
     copy = config.model_copy(deep=True)
-    changes: list[Replacement] = []
-
-    def put(section: object, prefix: str, name: str, value: object) -> None:
-        before = getattr(section, name)
-        if before != value:
-            setattr(section, name, value)
-            changes.append(Replacement(f"{prefix}{name}", before, value))
-
-    put(copy.cluster, "cluster.", "node_num", 1)
-    put(copy.cluster, "cluster.", "gpu_per_node", 0)
+    changes = _Changes()
+    changes.put(copy.cluster, "cluster.", "node_num", 1)
+    changes.put(copy.cluster, "cluster.", "gpu_per_node", 0)
     stages = [(f"stages.{index}.", stage) for index, stage in enumerate(copy.stages)]
     sections: list[tuple[str, Config | StageConfig]] = [("", copy), *stages]
     for prefix, section in sections:
         for key, model in _models(section, prefix):
-            if model.engine_type is EngineType.VLLM:
-                put(model, key, "engine_type", EngineType.TORCH)
-                put(model, key, "lora_kwargs", {})
-            for size in _PARALLEL_SIZES:
-                put(model, key, size, 1)
+            _change_model(model, key, changes)
         if section.trainer is not None:
-            key = f"{prefix}trainer."
-            if section.trainer.trainer_type is TrainerType.VERL:
-                put(section.trainer, key, "trainer_type", TrainerType.TORCH)
-            put(section.trainer, key, "ulysses_sequence_parallel_size", 1)
-            if section.trainer.trainer_strategy is TrainerStrategy.MEGATRON:
-                put(section.trainer, key, "trainer_strategy", TrainerStrategy.FSDP2)
-                put(section.trainer, key, "grad_offload", False)
-                for name, default in MegatronConfig():
-                    put(section.trainer.megatron, f"{key}megatron.", name, default)
+            _change_trainer(section.trainer, f"{prefix}trainer.", changes)
         if section.mode is Mode.COLOCATE:
-            put(section, prefix, "mode", Mode.BOTH)
+            changes.put(section, prefix, "mode", Mode.BOTH)
     if not has_bfloat16():
-        _use_float32(copy, put)
+        _use_float32(copy, changes)
     if copy.synchronizer.sync_method is SyncMethod.NCCL:
-        put(copy.synchronizer, "synchronizer.", "sync_method", SyncMethod.MEMORY)
-    return copy, changes
+        changes.put(copy.synchronizer, "synchronizer.", "sync_method", SyncMethod.MEMORY)
+    return copy, changes.made
 
 
-def _use_float32(config: Config, put: Callable[[object, str, str, object], None]) -> None:
+class _Changes:
+    """Changes a configuration, and keeps what it was before."""
+
+    def __init__(self) -> None:
+        self.made: list[Replacement] = []
+
+    def put(self, section: object, prefix: str, name: str, value: object) -> None:
+        before = getattr(section, name)
+        if before != value:
+            setattr(section, name, value)
+            self.made.append(Replacement(f"{prefix}{name}", before, value))
+
+
+def _change_model(model: InferenceModelConfig, key: str, changes: _Changes) -> None:
+    if model.engine_type is EngineType.VLLM:
+        changes.put(model, key, "engine_type", EngineType.TORCH)
+        changes.put(model, key, "lora_kwargs", {})
+    for size in _PARALLEL_SIZES:
+        changes.put(model, key, size, 1)
+
+
+def _change_trainer(trainer: TrainerConfig, key: str, changes: _Changes) -> None:
+    if trainer.trainer_type is TrainerType.VERL:
+        changes.put(trainer, key, "trainer_type", TrainerType.TORCH)
+    changes.put(trainer, key, "ulysses_sequence_parallel_size", 1)
+    if trainer.trainer_strategy is TrainerStrategy.MEGATRON:
+        changes.put(trainer, key, "trainer_strategy", TrainerStrategy.FSDP2)
+        changes.put(trainer, key, "grad_offload", False)
+        for name, default in MegatronConfig():
+            changes.put(trainer.megatron, f"{key}megatron.", name, default)
+
+
+def _use_float32(config: Config, changes: _Changes) -> None:
     """Without instructions for it, bfloat16 takes several times as long, and as much memory.
 
     Where the user names a number format, that one stays.
@@ -73,10 +92,10 @@ def _use_float32(config: Config, put: Callable[[object, str, str, object], None]
     named = trainer.model_fields_set | rollout.model_fields_set
     if rollout.engine_type is not EngineType.TORCH or "dtype" in named:
         return
-    put(trainer, "trainer.", "dtype", "float32")
+    changes.put(trainer, "trainer.", "dtype", "float32")
     for key, model in _models(config, ""):
         if model.engine_type is EngineType.TORCH and "dtype" not in model.model_fields_set:
-            put(model, key, "dtype", "float32")
+            changes.put(model, key, "dtype", "float32")
 
 
 def _models(

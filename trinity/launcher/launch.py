@@ -25,7 +25,7 @@ from trinity.launcher.checks import find_start_problems
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
 from trinity.launcher.compile_ahead import compiling_ahead
 from trinity.launcher.evaluation_plan import evaluation_lines
-from trinity.launcher.job import JobFolder, StageLog, find_resume_point, named_anew
+from trinity.launcher.job import JobFolder, ResumePoint, StageLog, find_resume_point, named_anew
 from trinity.launcher.lock import job_lock
 from trinity.launcher.memory_watch import MemoryWatch
 from trinity.launcher.plan import RunPlan, joined_gpus, make_plan
@@ -151,8 +151,6 @@ class Job:
     async def _run_stages(self, summary: RunSummary, started: float) -> None:
         first = self.plans[0]
         address = first.config.cluster.ray_address
-        done = StageLog(self.folder.path)
-        latest = done.latest() if self.config.stages else -1
         timeline: Path | None = None
         if first.config.monitor.enable_ray_timeline:
             timeline = self.folder.monitor / "timeline.json"
@@ -164,22 +162,28 @@ class Job:
                     make_plan(plan.config, plan.stage, self.plugin_dirs, found)
                     for plan in self.plans
                 ]
-            model_path: str | None = None
-            for index, plan in enumerate(self.plans):
-                plan = _starting_from(plan, model_path)
-                stage = _stage_summary(plan)
-                summary.stages.append(stage)
-                if index <= latest and self.config.stages:
-                    stage.is_skipped = True
-                    self.screen.say(f"Stage {plan.stage} was finished before; skipped.")
-                else:
-                    await self._run_stage(plan, index, stage, summary, started)
-                    if self._is_interrupted:
-                        return
-                    if self.config.stages:
-                        done.finish(index)
-                model_path = _huggingface_folder(plan)
-                stage.huggingface = model_path
+            await self._run_in_turn(summary, started)
+
+    async def _run_in_turn(self, summary: RunSummary, started: float) -> None:
+        """Run each stage that was not finished before, from the model of the one before it."""
+        done = StageLog(self.folder.path)
+        latest = done.latest() if self.config.stages else -1
+        model_path: str | None = None
+        for index, plan in enumerate(self.plans):
+            plan = _starting_from(plan, model_path)
+            stage = _stage_summary(plan)
+            summary.stages.append(stage)
+            if index <= latest:
+                stage.is_skipped = True
+                self.screen.say(f"Stage {plan.stage} was finished before; skipped.")
+            else:
+                await self._run_stage(plan, index, stage, summary, started)
+                if self._is_interrupted:
+                    return
+                if self.config.stages:
+                    done.finish(index)
+            model_path = _huggingface_folder(plan)
+            stage.huggingface = model_path
 
     async def _run_stage(
         self,
@@ -203,23 +207,11 @@ class Job:
             layout.drop_torn(plan.job.path)
         listeners = [recorder.report, self.screen.report, *self.listeners]
         parts = build_parts(plan, resume, listeners, self.screen.say, self.screen.progress)
-        self.screen.show(plan.table())
-        self.screen.say(plan.step_text(parts.total_steps))
-        if hint := plan.size_hint():
-            self.screen.say(hint)
-        is_resumed = resume is not None
-        for line in evaluation_lines(plan, parts.buffers.evals, parts.total_steps, is_resumed):
-            self.screen.say(line)
+        self._announce(plan, parts, resume)
         title = f"stage {index + 1} of {len(self.plans)}: {plan.stage}" if plan.stage else "run"
         if resume is not None:
             stage.steps = resume.step
             title += f", resumed at step {resume.step}"
-        if resume is not None and resume.step >= (parts.total_steps or math.inf):
-            self.screen.say(
-                f"Step {resume.step} was the last one, and it was reached before. To go on, raise "
-                "buffer.total_steps; to begin anew, set continue_from_checkpoint=false.",
-                "yellow",
-            )
         self.screen.start_stage(title, stage, parts.total_steps)
         try:
             async with _closing(parts), self._stopping_on_signal(parts), self.observe(parts):
@@ -228,6 +220,22 @@ class Job:
             recorder.end()
             self.screen.end_stage()
             summary.write(self.folder.path)
+
+    def _announce(self, plan: RunPlan, parts: "Parts", resume: ResumePoint | None) -> None:
+        """Say what the stage will do."""
+        total, say = parts.total_steps, self.screen.say
+        self.screen.show(plan.table())
+        say(plan.step_text(total))
+        if hint := plan.size_hint():
+            say(hint)
+        for line in evaluation_lines(plan, parts.buffers.evals, total, resume is not None):
+            say(line)
+        if resume is not None and resume.step >= (total or math.inf):
+            say(
+                f"Step {resume.step} was the last one, and it was reached before. To go on, raise "
+                "buffer.total_steps; to begin anew, set continue_from_checkpoint=false.",
+                "yellow",
+            )
 
     async def _prepare_tasks(self, plan: RunPlan) -> None:
         """Run the task pipeline of a stage, if it has one whose result is not there yet."""

@@ -53,34 +53,12 @@ def measure(
         TrinityError: The run can't start, fails, or takes too long.
     """
     started = time.time()
-
-    @asynccontextmanager
-    async def observe(parts: Parts) -> AsyncIterator[None]:
-        await _no_trainer(parts, job.plans[0])
-        engines = parts.explorer.engines if parts.explorer is not None else ()
-        sampler = Sampler(engines, measuring.every_s, started)
-        report.samples, report.engine_failures = sampler.samples, sampler.failures
-        watch = asyncio.create_task(sampler.watch())
-        try:
-            async with asyncio.timeout(measuring.timeout_s) as limit:
-                yield
-        except TimeoutError as error:
-            if not limit.expired():  # something else took too long
-                raise
-            raise MeasuringTooLongError(
-                f"Ended by --timeout after {measuring.timeout_s:g} s; "
-                f"{len(report.whole_steps)} of {config.buffer.total_steps} steps were done."
-            ) from error
-        finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
-
-    job = Job(config, plugin_dirs, screen, observe=observe)
+    job = Job(config, plugin_dirs, screen)
     job.plan()
     plan = job.plans[0]
     report = PerfReport(_meta(plan, measuring), _artifacts(plan), started)
     job.listeners = [report.listen]
+    job.observe = lambda parts: _watched(parts, plan, report, measuring)
     try:
         code = job.run()
         report.state = "interrupted" if code else "finished"
@@ -94,6 +72,32 @@ def measure(
         report.write(measuring.output)
         screen.say(f"report  {measuring.output}")
         screen.say(f"look    trinity perf view -r {measuring.output}")
+
+
+@asynccontextmanager
+async def _watched(
+    parts: Parts, plan: RunPlan, report: PerfReport, measuring: Measuring
+) -> AsyncIterator[None]:
+    """While this lasts, machine and engines are sampled into ``report``; it ends in time."""
+    await _no_trainer(parts, plan)
+    engines = parts.explorer.engines if parts.explorer is not None else ()
+    sampler = Sampler(engines, measuring.every_s, report.started)
+    report.samples, report.engine_failures = sampler.samples, sampler.failures
+    watch = asyncio.create_task(sampler.watch())
+    try:
+        async with asyncio.timeout(measuring.timeout_s) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():  # something else took too long
+            raise
+        raise MeasuringTooLongError(
+            f"Ended by --timeout after {measuring.timeout_s:g} s; {len(report.whole_steps)} of "
+            f"{plan.config.buffer.total_steps} steps were done."
+        ) from error
+    finally:
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
 
 
 async def _no_trainer(parts: Parts, plan: RunPlan) -> None:
