@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from trinity.buffer.rows import DataError, Row, open_rows
+from trinity.buffer.rows import DataError, Row, Rows, open_rows
 from trinity.buffer.schema.experience import PAYLOAD_KEY, SavedExperienceFormatter, to_row
 from trinity.common.constants import StorageType
 from trinity.common.experience import Experience
+
+if TYPE_CHECKING:
+    from trinity.common.schema.database import Database
 
 Kind = Literal["tasks", "experiences"]
 _CHUNK_ROWS = 500
@@ -76,44 +79,47 @@ def _chunks(
         return _of_database(source, table)
     rows = open_rows(source, split=split, subset=subset)
     kind: Kind = "experiences" if PAYLOAD_KEY in rows.columns else "tasks"
+    return Path(source).stem, _in_chunks(rows), kind
 
-    def chunks() -> Iterator[list[Row]]:
-        for start in range(0, len(rows), _CHUNK_ROWS):
-            yield [rows[i] for i in range(start, min(start + _CHUNK_ROWS, len(rows)))]
 
-    return Path(source).stem, chunks(), kind
+def _in_chunks(rows: Rows) -> Iterator[list[Row]]:
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        yield [rows[i] for i in range(start, min(start + _CHUNK_ROWS, len(rows)))]
 
 
 def _of_database(source: str, table: str) -> tuple[str, Iterator[list[Row]], Kind]:
     from trinity.common.schema.database import Database
-    from trinity.common.schema.tables import ExperienceTables
 
     database = Database(source, must_exist=True)
     database.open()
     names = database.table_names()
+    table = _table_of(source, names, table)
+    if f"{table}_blob" not in names:
+        rows = open_rows(source, storage_type=StorageType.SQL, table=table)
+        return table, _in_chunks(rows), "tasks"
+    return table, _experiences_in_chunks(database, table), "experiences"
+
+
+def _table_of(source: str, names: Sequence[str], table: str) -> str:
+    """The table that is meant: ``table``, or the only one if that is empty."""
     sets = [name for name in names if not name.endswith(("_blob", "_ledger"))]
     if not table and len(sets) == 1:
-        table = sets[0]
+        return sets[0]
     if table not in sets:
         wanted = f"has no table {table!r}" if table else "has several tables"
         raise DataError(f"{source!r} {wanted}. Name one of: {', '.join(sets) or 'none'}.")
-    if f"{table}_blob" not in names:
-        rows = open_rows(source, storage_type=StorageType.SQL, table=table)
-        whole = (
-            [rows[i] for i in range(start, min(start + _CHUNK_ROWS, len(rows)))]
-            for start in range(0, len(rows), _CHUNK_ROWS)
-        )
-        return table, whole, "tasks"
-    tables = ExperienceTables(table)
+    return table
 
-    def chunks() -> Iterator[list[Row]]:
-        start = 0
-        while found := database.read(partial(tables.query, offset=start, limit=_CHUNK_ROWS)):
-            yield [to_row(stored.experience) for stored in found]
-            start += len(found)
-        database.close()
 
-    return table, chunks(), "experiences"
+def _experiences_in_chunks(database: "Database", table: str) -> Iterator[list[Row]]:
+    """Those of a buffer; ``database`` is closed behind them."""
+    from trinity.common.schema.tables import ExperienceTables
+
+    tables, start = ExperienceTables(table), 0
+    while found := database.read(partial(tables.query, offset=start, limit=_CHUNK_ROWS)):
+        yield [to_row(stored.experience) for stored in found]
+        start += len(found)
+    database.close()
 
 
 def _into_jsonl(path: Path, chunks: Iterator[list[Row]]) -> int:

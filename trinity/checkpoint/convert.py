@@ -84,34 +84,41 @@ def _read(
     adapter = actor / layout.LORA_ADAPTER
     if (of_megatron := layout.dist_checkpoint(actor)).is_dir():
         return "Megatron", load_dist_checkpoint(of_megatron, config)
-    has_shards = any(actor.glob("model_world_size_*_rank_*.pt"))
-    if has_shards:
+    if any(actor.glob("model_world_size_*_rank_*.pt")):
         weights = load_full_state_dict(actor)
-        if not _is_adapter(weights):
-            return "FSDP shards", weights
-        base = {n: w for n, w in weights.items() if "lora_" not in n}
-        found = {n: w for n, w in weights.items() if "lora_" in n}
-        settings = adapter_config(adapter)
-        if not merges:
-            raise ValueError("The weights carry a LoRA adapter: pass --merge to add it in.")
-        if not base:
-            if base_model is None:
-                raise ValueError(
-                    "The checkpoint is a LoRA adapter alone: name the model below it by "
-                    "--base-model-dir."
-                )
-            return "an adapter and its base", merge_lora(load_folder(base_model), found, settings)
-        return "FSDP shards and their adapter", merge_lora(base, found, settings)
-    if adapter.is_dir():
-        if not merges or base_model is None:
-            raise ValueError(
-                "The checkpoint is a LoRA adapter alone: pass --merge and --base-model-dir."
-            )
-        found = load_file(adapter / "adapter_model.safetensors")
-        return "an adapter and its base", merge_lora(
-            load_folder(base_model), found, adapter_config(adapter)
+        if _is_adapter(weights):
+            return _with_adapter(weights, adapter_config(adapter), base_model, merges)
+        return "FSDP shards", weights
+    if not adapter.is_dir():
+        raise FileNotFoundError(
+            f"{actor} holds neither FSDP shards, nor dist_ckpt, nor an adapter."
         )
-    raise FileNotFoundError(f"{actor} holds neither FSDP shards, nor dist_ckpt, nor an adapter.")
+    if not merges or base_model is None:
+        raise ValueError(
+            "The checkpoint is a LoRA adapter alone: pass --merge and --base-model-dir."
+        )
+    found, base = load_file(adapter / "adapter_model.safetensors"), load_folder(base_model)
+    return "an adapter and its base", merge_lora(base, found, adapter_config(adapter))
+
+
+def _with_adapter(
+    weights: Mapping[str, Tensor],
+    settings: Mapping[str, object],
+    base_model: Path | None,
+    merges: bool,
+) -> tuple[str, dict[str, Tensor]]:
+    """Shards that hold an adapter, with the weights below it or without, merged."""
+    if not merges:
+        raise ValueError("The weights carry a LoRA adapter: pass --merge to add it in.")
+    base = {n: w for n, w in weights.items() if "lora_" not in n}
+    found = {n: w for n, w in weights.items() if "lora_" in n}
+    if base:
+        return "FSDP shards and their adapter", merge_lora(base, found, settings)
+    if base_model is None:
+        raise ValueError(
+            "The checkpoint is a LoRA adapter alone: name the model below it by --base-model-dir."
+        )
+    return "an adapter and its base", merge_lora(load_folder(base_model), found, settings)
 
 
 def _is_adapter(weights: Mapping[str, Tensor]) -> bool:

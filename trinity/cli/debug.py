@@ -66,9 +66,10 @@ def command(
         from trinity.common.config import load_config
         from trinity.launcher.cpu import for_cpu
         from trinity.launcher.debug import DebugRun, debug_workflow, serve_models
+        from trinity.utils.log import LOG_DIR_ENV
 
     console = Console(highlight=False)
-    os.environ.setdefault("TRINITY_LOG_DIR", str(folder / "log"))
+    os.environ.setdefault(LOG_DIR_ENV, str(folder / "log"))
     sys.path.insert(0, os.getcwd())
     loaded = load_config(config, overrides or ())
     if cpu:

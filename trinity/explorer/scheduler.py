@@ -107,6 +107,10 @@ class _TaskState:
     is_finished: bool = False
     is_cut: bool = False
 
+    @property
+    def num_runs_with_samples(self) -> int:
+        return sum(run.num_experiences > 0 for run in self.done.values())
+
     def take(self, result: UnitResult) -> None:
         """Keep what succeeded, note what failed."""
         for run in result.runs:
@@ -302,43 +306,42 @@ class Scheduler:
         await asyncio.gather(*jobs, return_exceptions=True)
 
     def _result(self, batch: _Batch) -> BatchResult:
-        kept: list[Experience] = []
-        statuses: list[TaskStatus] = []
-        counts: dict[str, float] = {
-            "finished_task_count": 0,
-            "failed_task_count": 0,
-            "cut_task_count": 0,
-            "partial_group_count": 0,
-        }
-        for state in batch.states:
-            is_kept = self._is_kept(state)
+        judged = [(state, self._is_kept(state)) for state in batch.states]
+        statuses = [_status(state, is_kept) for state, is_kept in judged]
+        experiences: list[Experience] = []
+        for state, is_kept in judged:
             if is_kept:
-                kept += sorted(state.experiences, key=lambda e: (e.eid.run, e.eid.step))
-            counts["finished_task_count"] += is_kept
-            counts["cut_task_count"] += state.is_cut
-            counts["failed_task_count"] += not is_kept and not state.is_cut
-            num_with_samples = sum(run.num_experiences > 0 for run in state.done.values())
-            counts["partial_group_count"] += is_kept and num_with_samples < state.task.repeat_times
-            statuses.append(_status(state, is_kept))
-        states = batch.states
-        counts["failed_run_count"] = sum(state.num_failures for state in states)
-        counts["timeout_run_count"] = sum(state.num_timeouts for state in states)
-        counts["lost_run_count"] = sum(state.num_lost for state in states)
-        counts["dropped_sample_count"] = sum(
-            len(run.dropped) for state in states for run in state.done.values()
-        )
-        counts["lost_runner_count"] = self._pool.take_num_lost()
+                experiences += sorted(state.experiences, key=lambda e: (e.eid.run, e.eid.step))
+        counts = _counts(judged) | {"lost_runner_count": self._pool.take_num_lost()}
         rows = [row for status in statuses if status.ok for row in status.metrics]
         metrics = summarize(rows, "rollout") | {f"rollout/{k}": float(v) for k, v in counts.items()}
-        return BatchResult(kept, statuses, metrics)
+        return BatchResult(experiences, statuses, metrics)
 
     def _is_kept(self, state: _TaskState) -> bool:
         """A group is kept if enough of its runs gave experiences, and it was not given up."""
         if state.is_cut and not self._settings.return_partial_tasks and not state.is_finished:
             return False
-        num_runs = sum(run.num_experiences > 0 for run in state.done.values())
         size = 1 if state.task.is_eval else self._settings.min_group_size
-        return num_runs >= min(size, state.task.repeat_times)
+        return state.num_runs_with_samples >= min(size, state.task.repeat_times)
+
+
+def _counts(judged: Sequence[tuple[_TaskState, bool]]) -> dict[str, int]:
+    """Of tasks that are kept or not: what became of them, and the runs that gave nothing."""
+    states = [state for state, _ in judged]
+    runs = [run for state in states for run in state.done.values()]
+    return {
+        "finished_task_count": sum(is_kept for _, is_kept in judged),
+        "failed_task_count": sum(not is_kept and not state.is_cut for state, is_kept in judged),
+        "cut_task_count": sum(state.is_cut for state in states),
+        "partial_group_count": sum(
+            is_kept and state.num_runs_with_samples < state.task.repeat_times
+            for state, is_kept in judged
+        ),
+        "failed_run_count": sum(state.num_failures for state in states),
+        "timeout_run_count": sum(state.num_timeouts for state in states),
+        "lost_run_count": sum(state.num_lost for state in states),
+        "dropped_sample_count": sum(len(run.dropped) for run in runs),
+    }
 
 
 def _status(state: _TaskState, is_kept: bool) -> TaskStatus:

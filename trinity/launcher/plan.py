@@ -17,6 +17,8 @@ from trinity.common.errors import ConfigError, Problem, TrinityError
 from trinity.launcher.hardware import OWN_CLUSTER, asked_cluster, cpu_cores, local_gpus
 from trinity.launcher.job import JobFolder
 from trinity.synchronizer.schedule import SyncSchedule
+from trinity.utils.log import LOG_DIR_ENV, LOG_LEVEL_ENV, LOG_NODE_IP_ENV
+from trinity.utils.plugins import PLUGIN_DIRS_ENV
 
 _SLOTS_PER_PROCESS = 64
 _MANY_NEW_TOKENS = 200_000  # 135M parameters on two cores: ten minutes of sampling
@@ -337,12 +339,12 @@ def _schedule(config: Config) -> SyncSchedule:
 def _env_vars(config: Config, plugin_dirs: Sequence[str]) -> dict[str, str]:
     """Environment of every process of the run."""
     variables = {
-        "TRINITY_LOG_DIR": config.log.save_dir,
-        "TRINITY_LOG_LEVEL": str(config.log.level),
-        "TRINITY_PLUGIN_DIRS": ":".join(plugin_dirs),
+        LOG_DIR_ENV: config.log.save_dir,
+        LOG_LEVEL_ENV: str(config.log.level),
+        PLUGIN_DIRS_ENV: ":".join(plugin_dirs),
     }
     if config.log.group_by_node:
-        variables["TRINITY_LOG_NODE_IP"] = "1"
+        variables[LOG_NODE_IP_ENV] = "1"
     return variables
 
 
