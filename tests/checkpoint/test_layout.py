@@ -68,8 +68,9 @@ def test_retention_counts_whole_checkpoints(tmp_path):
 
 
 def test_pointers_and_metas(tmp_path):
+    assert layout.read_latest(tmp_path) is None
     layout.write_latest(tmp_path, 7)
-    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "7\n"
+    assert layout.read_latest(tmp_path) == 7
     assert layout.read_meta(tmp_path, "trainer") == {}
     layout.write_meta(tmp_path, "trainer", {"latest_iteration": 7})
     assert layout.read_meta(tmp_path, "trainer") == {"latest_iteration": 7}

@@ -6,7 +6,7 @@
                                 extra/dist_ckpt/, num_steps.json, huggingface/
 <job>/global_step_<N>/critic/   the same
 <job>/<name>_meta.json          where explorer, trainer and stages stand
-<job>/latest_checkpointed_iteration.txt
+<job>/latest_checkpointed_iteration.txt, latest_state_dict_iteration.txt
 """
 
 import json
@@ -19,6 +19,7 @@ from pathlib import Path
 from trinity.checkpoint import atomic
 
 LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"
+LATEST_WEIGHTS = "latest_state_dict_iteration.txt"
 HUGGING_FACE = "huggingface"
 ACTOR, CRITIC = "actor", "critic"
 FSDP_CONFIG = "fsdp_config.json"
@@ -143,9 +144,15 @@ def drop_old(job: Path, keep: int) -> list[Path]:
     return removed
 
 
-def write_latest(job: Path, step: int) -> None:
-    """Note ``step`` as the newest checkpoint, for programs that look there."""
-    atomic.write_text(Path(job) / LATEST_CHECKPOINT, f"{step}\n")
+def write_latest(job: Path, step: int, name: str = LATEST_CHECKPOINT) -> None:
+    """Note ``step`` as the newest checkpoint, or with `LATEST_WEIGHTS` as the newest weights."""
+    atomic.write_text(Path(job) / name, f"{step}\n")
+
+
+def read_latest(job: Path, name: str = LATEST_CHECKPOINT) -> int | None:
+    """The step noted by `write_latest`; None if there is none."""
+    path = Path(job) / name
+    return int(path.read_text()) if path.is_file() else None
 
 
 def write_meta(folder: Path, name: str, meta: Mapping[str, object]) -> None:
