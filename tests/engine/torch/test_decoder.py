@@ -45,9 +45,9 @@ async def samples(engine):
 async def test_compiled_layers_give_the_bits_of_the_modules(tmp_path, kind, changes):
     folder = model_folder(tmp_path, model=made(kind, **changes))
     engine = await ready(folder, dtype="bfloat16", max_batch_tokens=128)
-    assert engine._batcher.forward.compiled is not None
+    assert engine._worker.ready_batcher.forward.compiled is not None
     found = await samples(engine)
-    engine._batcher.forward.compiled = None
+    engine._worker.ready_batcher.forward.compiled = None
     assert await samples(engine) == found
     await engine.close()
 
@@ -57,6 +57,6 @@ async def test_compiled_layers_give_the_bits_of_the_modules(tmp_path, kind, chan
 async def test_other_models_run_by_their_modules(tmp_path, kind, changes):
     folder = model_folder(tmp_path, model=made(kind, **changes))
     engine = await ready(folder, dtype="bfloat16")
-    assert engine._batcher.forward.compiled is None
+    assert engine._worker.ready_batcher.forward.compiled is None
     await engine.sample(prompt(5), SamplingParams(max_tokens=2))
     await engine.close()

@@ -272,7 +272,7 @@ async def test_a_worker_that_fails_leaves_nobody_waiting(tmp_path):
     engine = await ready(model_folder(tmp_path))
     waiting = asyncio.create_task(engine.sample(prompt(5), LONG))
     await some_steps(engine)
-    engine._put(lambda: 1 // 0)
+    engine._worker._put(lambda: 1 // 0)
     for asked in (waiting, engine.sample(prompt(5), LONG), engine.health()):
         with pytest.raises(ConnectionError, match="ZeroDivisionError"):
             await asyncio.wait_for(asked, 20)
@@ -295,7 +295,7 @@ class Forgetful:
 async def test_whoever_sends_weights_learns_of_what_fails_behind_them(tmp_path):
     folder = model_folder(tmp_path / "model")
     engine = await ready(folder)
-    engine._batcher = Forgetful(engine._batcher)
+    engine._worker._batcher = Forgetful(engine._worker._batcher)
     with pytest.raises(MemoryError, match="no room"):
         ticket = send(folder, tmp_path / "channel", version=3)
         await asyncio.wait_for(engine.load_weights(ticket), 5)
