@@ -15,6 +15,10 @@ class TrinityError(Exception):
     exit_code = 1
 
 
+ARGUMENT = 0
+"""The line of a key that an argument of the command sets."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong with a configuration file.
@@ -24,7 +28,7 @@ class Problem:
         message: What is wrong, as a sentence.
         fix: What to do, as a sentence.
         value: What stands there, as the user wrote it; None where nothing does.
-        line: Line in the file, from 1; None for a key that is not in it.
+        line: Line in the file, from 1; `ARGUMENT`; None for a key that is in neither.
     """
 
     key: str
@@ -35,6 +39,8 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"line {self.line}: " if self.line else ""
+        if self.line == ARGUMENT:
+            place = "argument "
         shown = "" if self.value is None else f" = {_short(self.value)}"
         parts = [f"{place}{self.key}{shown}" if self.key else place.rstrip(": ")]
         parts += [f"  {text}" for text in (self.message, self.fix) if text]

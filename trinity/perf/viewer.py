@@ -86,7 +86,7 @@ class ExperienceViewer:
         return lambda ids: tokenizer.decode(list(ids))
 
 
-@st.cache_resource
+@st.cache_resource(show_spinner="Loading the tokenizer")
 def _tokenizer(path: str) -> Any:
     return load_tokenizer(path)
 

@@ -5,6 +5,7 @@ import yaml
 
 from tests.common.config.files import BASE, with_edits, write
 from trinity.common.config import Config, load_config
+from trinity.common.config.validate import validate_file
 from trinity.common.errors import ConfigError
 
 
@@ -200,3 +201,25 @@ def test_an_empty_file_is_all_defaults(tmp_path):
 def test_dates_and_names_stay_text(tmp_path):
     config = load_config(write(tmp_path, "name: 2024-01-02\nproject: 12\n"))
     assert (config.name, config.project) == ("2024-01-02", "12")
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("buffer.batch_size=eight", "argument buffer.batch_size = 'eight'"),
+        ("buffer.batch_sise=8", "argument buffer.batch_sise"),
+        ("buffer.batch_size=-1", "argument buffer.batch_size = -1"),
+        ("explorer={runner_per_model: 0}", "argument explorer.runner_per_model = 0"),
+    ],
+)
+def test_what_an_argument_says_is_not_looked_for_in_the_file(tmp_path, override, shown):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {"buffer.batch_size": 3, "explorer.runner_per_model": 2}, [override])
+    assert str(caught.value).splitlines()[1] == shown
+
+
+def test_what_contradicts_an_argument_names_it(tmp_path):
+    path = write(tmp_path, with_edits({"synchronizer.sync_interval": 2}))
+    problems = validate_file(path, ["explorer.over_rollout.ratio=0.5"]).problems
+    [found] = [str(problem) for problem in problems if "over_rollout" in problem.key]
+    assert found.startswith("argument explorer.over_rollout.ratio = 0.5")

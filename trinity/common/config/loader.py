@@ -17,7 +17,7 @@ from trinity.common.config.old_names import modernise
 from trinity.common.config.plain_values import clean
 from trinity.common.config.root import Config, Source
 from trinity.common.config.source import Tree, read_tree
-from trinity.common.errors import ConfigError, Problem
+from trinity.common.errors import ARGUMENT, ConfigError, Problem
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -60,8 +60,9 @@ def build_config(tree: Tree, path: str = "") -> tuple[Config | None, list[Proble
     data, problems = resolve(tree.data)
     renamed = modernise(clean(data, Config))
     problems += renamed.problems
-    lines = {**tree.lines, **{new: tree.lines.get(old, 0) for new, old in renamed.moved.items()}}
-    source = Source(path, {key: line for key, line in lines.items() if line}, ())
+    moved = {new: tree.lines.get(old) for new, old in renamed.moved.items()}
+    lines = {key: line for key, line in (tree.lines | moved).items() if line is not None}
+    source = Source(path, lines, ())
     config, more = _validate(renamed.data)
     if config is not None:
         config._source = replace(source, warnings=tuple(dict.fromkeys(renamed.warnings)))
@@ -81,7 +82,13 @@ def apply_override(tree: Tree, override: str) -> list[Problem]:
         value = yaml.safe_load(text) if text.strip() else ""
     except yaml.YAMLError as error:
         return [Problem(key, f"The value is not YAML: {error}", "Quote it.", text)]
-    return _set(tree.data, key, key.split("."), value)
+    problems = _set(tree.data, key, key.split("."), value)
+    if not problems:
+        below = [known for known in tree.lines if known.startswith(f"{key}.")]
+        for known in below:
+            del tree.lines[known]
+        tree.lines[key] = ARGUMENT
+    return problems
 
 
 def _set(node: Any, key: str, parts: list[str], value: Any) -> list[Problem]:

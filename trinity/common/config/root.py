@@ -33,7 +33,8 @@ class Source:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def line(self, key: str) -> int | None:
-        """Line of ``key``, or of the nearest section around it that the file has."""
+        """Line of ``key``, or of the nearest section around it that the file has or an argument
+        sets (`trinity.common.errors.ARGUMENT`)."""
         while key and key not in self.lines:
             key = key.rpartition(".")[0]
         return self.lines.get(key)
