@@ -14,6 +14,7 @@ from trinity.trainer.loss import Objective
 from trinity.trainer.preparation import Preparation
 from trinity.trainer.trainer import Trainer, TrainerSettings
 from trinity.trainer.update import Updater
+from trinity.utils import progress
 
 
 class FakeEngine:
@@ -163,6 +164,21 @@ async def test_a_skipped_step_says_why(status, why, caplog):
     subject.logger.addHandler(caplog.handler)
     await subject.run()
     assert f"Step 1 has no token to train on: {why}." in caplog.messages
+
+
+async def test_a_wait_for_experiences_is_shown(monkeypatch):
+    monkeypatch.setattr(progress, "_EVERY_S", 0.01)
+    shown: list[str] = []
+    source = FakeSource(1, is_endless=True)
+    subject = trainer(source)
+    subject.show = lambda text, is_to_stay: shown.append(text)
+    running = asyncio.create_task(subject.run())
+    while len(shown) < 3:
+        await asyncio.sleep(0.01)
+    subject.stop()
+    await running
+    wait = "waiting for experiences of an explorer (mode explore)   0 s so far"
+    assert f"step 2: {wait}" in shown and shown[-1] == ""
 
 
 async def test_an_empty_read_counts_as_a_skipped_step():

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,18 +14,17 @@ from trinity.common.models.protocol import InferenceEngine, WeightTicket
 from trinity.common.workflows import Task
 from trinity.explorer.engine_keeper import START_TIMEOUT_S, EngineKeeper
 from trinity.explorer.evaluation import summarize_eval
-from trinity.explorer.progress import Pace, Show
 from trinity.explorer.scheduler import BatchResult, BatchSource
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.utils.log import get_logger
 from trinity.utils.metrics import Metrics, prefix_metrics, summarize
+from trinity.utils.progress import Pace, Show, showing
 from trinity.utils.timer import timed
 
 Report = Callable[[str, int, Metrics], None]
 
 _MAX_FAILED_STEPS = 3
-_PROGRESS_EVERY_S = 1.0
 
 
 class TaskSource(Protocol):
@@ -81,6 +79,7 @@ class ExplorerSettings:
         detailed_stats: Evaluation also reports max, min and standard deviation.
         metric_prefix: "eval", or "bench" for a benchmark.
         shares_gpus: The trainer works on the engines' GPUs: they sleep while they wait for it.
+        waits_for: What is shown while new weights are waited for.
     """
 
     total_steps: int | None = None
@@ -92,6 +91,7 @@ class ExplorerSettings:
     detailed_stats: bool = False
     metric_prefix: str = "eval"
     shares_gpus: bool = False
+    waits_for: str = "in training"
 
 
 @dataclass
@@ -215,29 +215,10 @@ class Explorer:
             done, _ = self.scheduler.progress(batch_id)
             return pace.line(done, self._keeper.num_tokens - before)
 
-        async with self._showing(pace, line):
+        async with showing(pace, self.show, self.logger, line):
             return await self.scheduler.collect(
                 batch_id, min_ratio=min_ratio, wait_after_min_s=wait_after_min_s
             )
-
-    @asynccontextmanager
-    async def _showing(self, pace: Pace, line: Callable[[], str]) -> AsyncIterator[None]:
-        """Show ``line()`` each second of the block, and log it now and then."""
-
-        async def tell() -> None:
-            while True:
-                await asyncio.sleep(_PROGRESS_EVERY_S)
-                text, is_to_stay = line(), pace.is_line_due()
-                self.show(text, is_to_stay)
-                if is_to_stay:
-                    self.logger.info("%s", text)
-
-        telling = asyncio.create_task(tell())
-        try:
-            yield
-        finally:
-            telling.cancel()
-            self.show("", False)
 
     def _refuse_endless_failure(self, result: BatchResult) -> None:
         """End a run in which step after step no task at all succeeds.
@@ -308,8 +289,8 @@ class Explorer:
             return None, True
         await self.sink.flush(due)
         await self._rest()
-        pace = Pace(f"step {self.step}: in training")
-        async with self._showing(pace, pace.line):
+        pace = Pace(f"step {self.step}: {self.settings.waits_for}")
+        async with showing(pace, self.show, self.logger):
             ticket = await self.board.wait_newer(due - 1, timeout_s)
         if ticket is None:
             await self._wake()

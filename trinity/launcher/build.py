@@ -14,7 +14,6 @@ from trinity.common.models.protocol import InferenceEngine
 from trinity.explorer.benchmark import Benchmark
 from trinity.explorer.engine_keeper import START_TIMEOUT_S
 from trinity.explorer.explorer import Explorer
-from trinity.explorer.progress import Show
 from trinity.launcher import build_explorer, build_trainer
 from trinity.launcher.buffers import Buffers, open_buffers
 from trinity.launcher.job import JobCheckpoints, ResumePoint
@@ -26,6 +25,7 @@ from trinity.trainer.trainer import Trainer
 from trinity.utils.actor import ProcessDied
 from trinity.utils.log import get_logger
 from trinity.utils.monitor import MONITOR
+from trinity.utils.progress import Show
 
 
 @dataclass
@@ -162,7 +162,7 @@ def build_parts(
         explorer, auxiliary = build_explorer.build(plan, board, buffers, reporter, say, show)
     trainer: Trainer | None = None
     if config.mode.trains:
-        trainer = _trainer(plan, board, buffers, explorer, reporters.of("trainer"))
+        trainer = _trainer(plan, board, buffers, explorer, reporters.of("trainer"), show)
     return Parts(
         board,
         buffers,
@@ -199,12 +199,17 @@ class _Reporters:
 
 
 def _trainer(
-    plan: RunPlan, board: Board, buffers: Buffers, explorer: Explorer | None, reporter: Reporter
+    plan: RunPlan,
+    board: Board,
+    buffers: Buffers,
+    explorer: Explorer | None,
+    reporter: Reporter,
+    show: Show,
 ) -> Trainer:
     """The trainer, whose checkpoints hold the state of all parts."""
     checkpoints = JobCheckpoints(plan.job, plan.config.trainer.max_checkpoints_to_keep)
     total = buffers.total_train_steps(plan.config)
-    trainer = build_trainer.build(plan, board, buffers, checkpoints, reporter, total)
+    trainer = build_trainer.build(plan, board, buffers, checkpoints, reporter, total, show)
     checkpoints.parts = {"trainer": trainer.state_dict}
     if explorer is not None:
         checkpoints.parts["explorer"] = explorer.state_dict

@@ -18,7 +18,6 @@ from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.explorer.benchmark import NoSink, NoTasks
 from trinity.explorer.explorer import Explorer, ExplorerSettings, TaskSource
 from trinity.explorer.pool import RunnerPool
-from trinity.explorer.progress import Show
 from trinity.explorer.proxy.service import Service, ServiceSettings
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import BatchSource, Scheduler, SchedulerSettings
@@ -30,6 +29,7 @@ from trinity.launcher.tinker import tinker_service
 from trinity.synchronizer.board import Board
 from trinity.utils import actor
 from trinity.utils.log import get_logger
+from trinity.utils.progress import Show
 
 _MAX_RESTARTS = 3  # of an engine that dies; one more death ends the run
 
@@ -40,6 +40,10 @@ class Served:
 
     engines: Sequence[InferenceEngine]
     settings: ModelSettings
+
+
+_WAITS = "in training"
+_WAITS_ALONE = "waiting for the weights of a trainer (mode train, in another terminal)"
 
 
 def build(
@@ -128,6 +132,7 @@ def _settings(plan: RunPlan) -> ExplorerSettings:
         detailed_stats=config.monitor.detailed_stats,
         metric_prefix="bench" if config.mode is Mode.BENCH else "eval",
         shares_gpus=plan.is_colocated,
+        waits_for=_WAITS if config.mode.trains else _WAITS_ALONE,
     )
 
 

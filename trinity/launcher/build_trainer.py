@@ -32,6 +32,7 @@ from trinity.trainer.trainer import ExperienceSource, Trainer, TrainerSettings
 from trinity.trainer.update import Updater
 from trinity.trainer.value_loss import ValueObjective
 from trinity.utils.log import get_logger
+from trinity.utils.progress import Show
 
 _PEER_TIMEOUT_S = 120.0
 """Seconds that one end of a transfer waits for the other to answer."""
@@ -44,8 +45,12 @@ def build(
     checkpoints: JobCheckpoints,
     reporter: Reporter,
     total_steps: int | None,
+    show: Show,
 ) -> Trainer:
-    """The trainer of a plan; its engine's process starts, but loads nothing yet."""
+    """The trainer of a plan; its engine's process starts, but loads nothing yet.
+
+    ``show`` gets what it waits for where no explorer of this command tells how far it is.
+    """
     config = plan.config
     settings = config.trainer
     objective = objective_of(config)
@@ -71,6 +76,7 @@ def build(
         cost=_cost(plan),
         report=reporter.report,
         report_rows=reporter.rows,
+        show=show if takes_weights and not config.mode.explores else None,
         logger=get_logger(settings.name),
     )
 

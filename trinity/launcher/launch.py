@@ -255,6 +255,7 @@ class Job:
         """First Ctrl-C: finish the step under way and save. Second: stop at once."""
         loop = asyncio.get_running_loop()
         running = asyncio.current_task()
+        trains = parts.trainer is not None
 
         def stop() -> None:
             if self._is_interrupted and running is not None:
@@ -262,11 +263,8 @@ class Job:
                 running.cancel()
                 return
             self._is_interrupted = True
-            self.screen.say(
-                "Stopping: the training step under way is finished and saved. "
-                "Press Ctrl-C again to stop at once.",
-                "yellow",
-            )
+            first = ": the training step under way is finished and saved" if trains else ""
+            self.screen.say(f"Stopping{first}. Press Ctrl-C again to stop at once.", "yellow")
             parts.stop()
 
         for number in (signal.SIGINT, signal.SIGTERM):

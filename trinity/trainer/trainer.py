@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,6 +21,7 @@ from trinity.trainer.preparation import Preparation
 from trinity.trainer.update import Updater
 from trinity.utils.log import get_logger
 from trinity.utils.metrics import Metrics
+from trinity.utils.progress import Pace, Show, showing
 from trinity.utils.timer import timed
 
 Report = Callable[[str, int, Metrics], None]
@@ -77,7 +79,10 @@ class TrainerSettings:
 
 @dataclass
 class Trainer:
-    """Trains step by step. ``prepare`` -> ``run`` -> ``close``; collaborators may be stand-ins."""
+    """Trains step by step. ``prepare`` -> ``run`` -> ``close``; collaborators may be stand-ins.
+
+    ``show`` gets a line while experiences are waited for; None where an explorer tells enough.
+    """
 
     engine: TrainEngine
     source: ExperienceSource
@@ -90,6 +95,7 @@ class Trainer:
     cost: StepCost = field(default_factory=StepCost)
     report: Report = lambda role, step, metrics: None
     report_rows: Callable[[str, list[dict[str, object]], int], None] = lambda name, rows, step: None
+    show: Show | None = None
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("trainer"))
     step: int = 0
     _published: int = 0
@@ -137,8 +143,9 @@ class Trainer:
     async def _read(self, metrics: Metrics) -> list[Experience]:
         self._reading = asyncio.ensure_future(self.source.sample(self.step + 1))
         try:
-            await self._answer_while_reading(self._reading)
-            experiences, found, rows = await self._reading
+            async with self._showing_the_wait():
+                await self._answer_while_reading(self._reading)
+                experiences, found, rows = await self._reading
         except asyncio.CancelledError:
             if self._is_stopping:
                 raise StopAsyncIteration from None
@@ -147,6 +154,12 @@ class Trainer:
         if self.settings.enable_preview and rows:
             self.report_rows("rollout_examples", rows, self.step + 1)
         return experiences
+
+    def _showing_the_wait(self) -> AbstractAsyncContextManager[None]:
+        if self.show is None:
+            return nullcontext()
+        pace = Pace(f"step {self.step + 1}: waiting for experiences of an explorer (mode explore)")
+        return showing(pace, self.show, self.logger)
 
     async def _answer_while_reading(self, reading: "asyncio.Future[Sample]") -> None:
         """Until experiences are there, give explorers that ask what was trained so far."""

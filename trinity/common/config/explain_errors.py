@@ -12,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 from trinity.common.config.nearest import nearest
 from trinity.common.config.old_names import REMOVED, is_computed
 from trinity.common.config.root import Config
+from trinity.common.config.verl.keys import VERL_KEYS
+from trinity.common.config.verl.launch_table import IMPORTS
 from trinity.common.errors import Problem
 
 _TYPE_WORDS = {
@@ -127,6 +129,9 @@ def unknown_key(key: str) -> Problem:
         message = f"`{plain}` is a section of veRL."
         fix = "Move it below `trainer.trainer_config`, or run `trinity import-verl` on the file."
         return Problem(key, message, fix)
+    of_verl = _fix_of_verl(plain)
+    if of_verl is not None:
+        return Problem(key, f"`{plain}` is a key of veRL.", of_verl)
     model = model_at(key.split(".")[:-1])
     known = list(model.model_fields) if model else []
     section = f"`{parent}`" if parent else "the file"
@@ -138,6 +143,18 @@ def unknown_key(key: str) -> Problem:
     if elsewhere:
         return Problem(key, message, f"Move it: `{elsewhere[0]}`.")
     return Problem(key, message, f"Remove it. Known there: {', '.join(known)}.")
+
+
+def _fix_of_verl(key: str) -> str | None:
+    """What to do about a key of ``trainer`` or ``algorithm`` that only veRL has; None if not so."""
+    found = IMPORTS.get(key)
+    if found is not None and found.ours:
+        return f"Write `{found.ours}`."
+    if found is not None and found.why:
+        return f"Remove it: {found.why}."
+    if key in VERL_KEYS:
+        return f"Move it: `trainer.trainer_config.{key}`."
+    return None
 
 
 def _without_stage(key: str) -> str:

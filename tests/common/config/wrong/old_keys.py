@@ -36,6 +36,10 @@ CASES = [
         "`model.temperature`",
         {f"{VERL}.rollout": {}, "model.temperature": 0.7},
     ),
+    at("veRL's name for a key of ours", "trainer.save_freq", 20, "Write `trainer.save_interval`"),
+    at("veRL's resume_mode", "trainer.resume_mode", "auto", "Write `continue_from_checkpoint`"),
+    at("veRL's own folder", "trainer.default_hdfs_dir", None, "trainer.trainer_config.trainer"),
+    at("veRL's resume_from_path", "trainer.resume_from_path", "", "start from another by"),
     Wrong(
         "block of veRL at the top",
         {"actor_rollout_ref": {"actor": {"grad_clip": 1.0}}},

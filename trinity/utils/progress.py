@@ -1,12 +1,16 @@
-"""How far a batch of tasks is, in a line of text, while it is under way."""
+"""How far something is that takes long, in a line of text, while it is under way."""
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 Show = Callable[[str, bool], None]
 """Takes a line on what is under way, each second; True with those that a log or pipe is to have."""
 
+_EVERY_S = 1.0
 _FIRST_LINE_S = 10.0
 _LINE_EVERY_S = 30.0
 _ENOUGH = 10  # samples to tell their speed by
@@ -61,6 +65,28 @@ class Pace:
             return None
         since, first = self._first
         return duration(((self.total or 0) - done) * (now - since) / (done - first))
+
+
+@asynccontextmanager
+async def showing(
+    pace: Pace, show: Show, logger: logging.Logger, line: Callable[[], str] | None = None
+) -> AsyncIterator[None]:
+    """Show ``line()``, or else that of ``pace``, each second of the block; log it now and then."""
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            text, is_to_stay = (line or pace.line)(), pace.is_line_due()
+            show(text, is_to_stay)
+            if is_to_stay:
+                logger.info("%s", text)
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
+        show("", False)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-from trinity.explorer.progress import Pace, duration
+from trinity.utils.progress import Pace, duration
 
 
 class Clock:
