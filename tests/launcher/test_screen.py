@@ -53,6 +53,17 @@ def test_plain_lines_end_with_the_last_state() -> None:
     assert out.getvalue().splitlines()[-1] == line
 
 
+def test_a_line_that_says_nothing_new_is_not_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity.launcher.screen._PLAIN_EVERY_S", 0.0)
+    shown, out = screen()
+    stage = StageSummary("run", "grpo", "both", steps=1, rewards=[0.5])
+    shown.start_stage("run", stage, total_steps=1)
+    shown.report("trainer", 1, {"time/step": 2.0})
+    shown.report("explorer", 1, {})
+    shown.end_stage()
+    assert out.getvalue().count("step 1/1") == 1
+
+
 def test_the_first_step_says_little_of_the_others() -> None:
     shown, out = screen()
     stage = StageSummary("run", "sft", "train", losses=[0.5])

@@ -226,7 +226,7 @@ class Job:
         total, say = parts.total_steps, self.screen.say
         self.screen.show(plan.table())
         say(plan.step_text(total))
-        if hint := plan.size_hint():
+        for hint in plan.hints():
             say(hint)
         for line in evaluation_lines(plan, parts.buffers.evals, total, resume is not None):
             say(line)
@@ -357,7 +357,7 @@ def run_config(
         for plan in job.plans:
             job.screen.show(plan.table())
             job.screen.say(plan.step_text())
-            if hint := plan.size_hint():
+            for hint in plan.hints():
                 job.screen.say(hint)
         return 0
     return job.run()

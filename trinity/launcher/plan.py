@@ -19,6 +19,7 @@ from trinity.launcher.job import JobFolder
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.utils.log import LOG_DIR_ENV, LOG_LEVEL_ENV, LOG_NODE_IP_ENV
 from trinity.utils.plugins import PLUGIN_DIRS_ENV
+from trinity.utils.processor import has_bfloat16
 
 _SLOTS_PER_PROCESS = 64
 _MANY_NEW_TOKENS = 200_000  # 135M parameters on two cores: ten minutes of sampling
@@ -219,6 +220,24 @@ class RunPlan:
         samples = config.buffer.batch_size * (config.algorithm.repeat_times or 1)
         return samples * (config.model.max_response_tokens or 0)
 
+    def hints(self) -> list[str]:
+        """What would make the run faster on this machine's CPU."""
+        return [hint for hint in (self.size_hint(), self.format_hint()) if hint]
+
+    def format_hint(self) -> str | None:
+        """Which number format this processor is faster in, if it is another one."""
+        config = self.config
+        formats = {
+            *([config.trainer.dtype] if config.trainer.trainer_type is TrainerType.TORCH else []),
+            *([config.explorer.rollout_model.dtype] if config.mode.explores else []),
+        }
+        if self.gpus.total or "bfloat16" not in formats or has_bfloat16():
+            return None
+        return (
+            "This processor has no instructions for bfloat16; float32 is several times faster: "
+            "trainer.dtype=float32 explorer.rollout_model.dtype=float32."
+        )
+
     def size_hint(self) -> str | None:
         """How a step becomes smaller, if it is large for a CPU."""
         explores = self.config.mode.explores and self.config.mode is not Mode.BENCH
@@ -398,8 +417,10 @@ def _model_gpus(model: InferenceModelConfig) -> int:
 
 def _engine_text(model: InferenceModelConfig) -> str:
     number = f"{model.engine_num} x " if model.engine_num > 1 else ""
-    where = f"{number}{model.engine_type}, {_model_name(model.model_path or '')}"
-    return where if model.engine_type is EngineType.TINKER else f"{where}, {model.dtype}"
+    what = [f"{number}{model.engine_type}", _model_name(model.model_path or "")]
+    if model.engine_type not in (EngineType.TINKER, EngineType.OPENAI):
+        what.append(model.dtype)
+    return ", ".join(part for part in what if part)
 
 
 def _model_name(path: str) -> str:

@@ -54,6 +54,7 @@ class Screen:
         self._seconds: deque[float] = deque(maxlen=10)
         self._under_way: str | None = None
         self._has_news = False
+        self._last_line = ""
         self._is_first_step = self._is_starting = True
         self._started = self._printed_at = time.monotonic()
 
@@ -84,8 +85,8 @@ class Screen:
             self._live.stop()
             self._live = None
         elif self._has_news:
-            self.say(self._line())
-        self._has_news = False
+            self._say_line()
+        self._has_news, self._last_line = False, ""
 
     def report(self, role: str, step: int, metrics: Metrics) -> None:
         """Show one report of a part."""
@@ -101,7 +102,7 @@ class Screen:
         self._has_news = True
         if self._live is None and time.monotonic() - self._printed_at >= _PLAIN_EVERY_S:
             self._printed_at, self._has_news = time.monotonic(), False
-            self.say(self._line())
+            self._say_line()
 
     def progress(self, text: str, is_to_stay: bool) -> None:
         """Show what is under way; without a terminal only lines that are to stay."""
@@ -116,6 +117,13 @@ class Screen:
             self.say(
                 f"{role} at step {step}: {name.removeprefix(role + '/')} = {value:.3f}", "cyan"
             )
+
+    def _say_line(self) -> None:
+        """The state of the stage, unless that is what was said last."""
+        line = self._line()
+        if line != self._last_line:
+            self.say(line)
+        self._last_line = line
 
     def _line(self) -> str:
         """The state of the stage in one plain line."""
