@@ -19,6 +19,10 @@ def scored(*tasks: list[float]) -> list[TaskStatus]:
     return [status(*({"score": value} for value in task)) for task in tasks]
 
 
+def test_a_worst_of_nothing_is_no_negative_zero() -> None:
+    assert math.copysign(1, summarize_eval(scored([0.0, 0.0]))["score/worst@2"]) == 1
+
+
 def test_one_run_a_task() -> None:
     assert summarize_eval(scored([1.0], [0.0])) == {
         "finished_task_count": 2.0,

@@ -44,7 +44,8 @@ def _summary(tasks: list[Scores], detailed: bool) -> Metrics:
     summary = {f"mean@{n}": float(means.mean()), f"std@{n}": float(stds.mean())}
     for k in _sizes(n):
         summary[f"best@{k}"] = float(np.mean([_expected_best(runs, k) for runs in tasks]))
-        summary[f"worst@{k}"] = -float(np.mean([_expected_best(-runs[::-1], k) for runs in tasks]))
+        worst = np.mean([_expected_best(-runs[::-1], k) for runs in tasks])
+        summary[f"worst@{k}"] = 0.0 - float(worst)  # not -0.0, which logs and pages would show
     if detailed:
         summary |= {
             "mean": float(means.mean()),
