@@ -12,7 +12,8 @@ from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
 
 WAYS = {
-    "fsdp2": {},
+    "fsdp2": {},  # so small that weights are put together once a call
+    "each_pass": {"gathers_once": False},
     "ulysses": {"sequence_parallel": 2},
     "offloaded": {"param_offload": True, "optimizer_offload": True},
     "optimizer": {"optimizer_offload": True, "gradient_checkpointing": True},

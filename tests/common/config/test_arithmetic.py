@@ -115,6 +115,11 @@ def test_memory_of_a_training_gpu():
     frugal = filled({"trainer.enable_gradient_checkpointing": True})
     less = {part.name: part.bytes for part in trainer_memory(frugal, shape, 1)}
     assert less["activations"] < one["activations"] / 4
+    away = {
+        part.name: part.bytes
+        for part in trainer_memory(filled({"trainer.offload_policy": True}), shape, 4)
+    }
+    assert away["actor weights"] == away["actor optimizer"] == 0
     delta = trainer_memory(filled({"synchronizer": {"delta": True}}), shape, 4)
     assert 2 * shape.parameters in [p.bytes for p in delta if "before" in p.name]
 
@@ -133,7 +138,9 @@ def test_ranks_hold_small_models_whole_for_a_step():
     assert on_large["gradients"] == 6 * shape.parameters == 3 * on_small["gradients"]
     few = {"trainer.max_token_len_per_gpu": 8192, "buffer.train_batch_size": 4}
     assert parts(141, **few)["gradients"] == on_small["gradients"]  # nothing waits for a last pass
-    for edits in ({"trainer.trainer_type": "verl"}, {"trainer.param_offload": True}):
+    others = [{"trainer.trainer_type": "verl"}]
+    others += [{f"trainer.{key}": True} for key in ("param_offload", "offload_policy")]
+    for edits in others:
         assert parts(141, **many, **edits)["gathered layers"] < whole
 
 

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.backends.process_ranks import rank_group
-from tests.trainer.backends.steps import assert_same, grpo, rows
+from tests.trainer.backends.steps import GRPO, assert_same, grpo, rows
 from tests.trainer.backends.test_torch_checkpoint import state_of
 from tests.trainer.backends.test_torch_engine import plain_outputs, settings
 from tests.trainer.toy import groups, model_folder
@@ -90,6 +90,20 @@ async def test_a_rank_without_rows_takes_part_in_a_loss_of_two_passes(tmp_path, 
         async with asyncio.timeout(20):
             found = await group.forward_backward(batch, objective) | await group.optim_step()
     assert_same([found], [wanted], 5e-6)
+
+
+async def test_a_batch_without_a_trained_token_changes_nothing_in_ranks_too(tmp_path):
+    given = settings(model_folder(tmp_path / "model"))
+    batch = TrainBatch.from_experiences(groups(2, 2))
+    batch = batch.with_columns(action_mask=torch.zeros_like(batch["action_mask"]))
+    single = TorchTrainEngine(given)
+    await single.prepare()
+    wanted = await single.forward_backward(batch, GRPO) | await single.optim_step()
+    with rank_group(given, 2) as group:
+        await group.prepare()
+        found = await group.forward_backward(batch, GRPO) | await group.optim_step()
+    assert found == wanted
+    assert wanted["actor/grad_norm"] == wanted["actor/final_loss"] == 0
 
 
 async def test_gradients_wait_for_a_last_pass_that_has_none_of_its_own(tmp_path):

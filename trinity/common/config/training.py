@@ -104,8 +104,8 @@ def _actor(config: Config, verl: dict[str, Any]) -> PartSettings:
         optimizer=config.algorithm.optimizer,
         grad_clip=trainer.grad_clip,
         gradient_checkpointing=trainer.enable_gradient_checkpointing,
-        param_offload=trainer.param_offload,
-        optimizer_offload=trainer.optimizer_offload,
+        param_offload=trainer.param_offload or trainer.offload_policy,
+        optimizer_offload=trainer.optimizer_offload or trainer.offload_policy,
     )
 
 

@@ -237,7 +237,7 @@ class _Part:
 
     @classmethod
     def of(cls, batch: TrainBatch, rows: list[int], plan: list[MicroBatch]) -> "_Part":
-        some = int(batch["action_mask"].any(dim=1).nonzero()[0])
+        some = int(batch["action_mask"].any(dim=1).int().argmax())  # any, if none is trained
         return cls(batch.select(rows or [some]), rows, plan)
 
 
