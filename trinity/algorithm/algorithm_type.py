@@ -51,7 +51,7 @@ class AlgorithmType(metaclass=_Constant):
     """Whether advantages need what only the trainer has; else the explorer computes them."""
 
     can_balance_batch: ClassVar[bool] = True
-    """Whether rows may be dealt to ranks by length."""
+    """Plugins may set it, but nothing reads it: pairs of rows stay together on any rank."""
 
     schema: ClassVar[str] = "experience"
     """What a row of its data is: ``experience``, ``sft``, ``cpt`` or ``dpo``."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trinity.buffer.storage.base import Storage
 from trinity.buffer.storage.journal import Event, EventKind, StorageError, outcome
@@ -141,6 +141,23 @@ class SQLJournal:
 
     def close(self) -> None:
         self._tables.database.close()
+
+
+class _Wanted(NamedTuple):
+    """What a reader asks for; ``is_late``: it waits no longer, and takes what is there."""
+
+    batch_size: int
+    min_version: int
+    step: int | None
+    is_late: bool
+
+
+class _Unread(NamedTuple):
+    """Rows that may be taken, whether others are to be waited for, and whether all is over."""
+
+    ids: list[int]
+    is_final: bool
+    is_end: bool
 
 
 class SQLStorage(Storage):
@@ -276,23 +293,22 @@ class SQLStorage(Storage):
         pause_s = _POLL_S[0]
         while True:
             is_late = time.monotonic() >= deadline
-            found, is_final, is_end = await self._take_whole(
-                batch_size, min_model_version, step, is_late
-            )
+            wanted = _Wanted(batch_size, min_model_version, step, is_late)
+            found, state = await self._take_whole(wanted)
             if found is not None:
                 return found
-            if is_end:
+            if state.is_end:
                 return None
-            if is_final:
+            if state.is_final:
                 return []
             if is_late:
                 raise self._nothing_came(timeout_s)
             await asyncio.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
             pause_s = min(2 * pause_s, _POLL_S[1])
 
-    async def _take_whole(self, *arguments: Any) -> tuple[list[Experience] | None, bool, bool]:
+    async def _take_whole(self, wanted: _Wanted) -> tuple[list[Experience] | None, _Unread]:
         """`_take`; if it is cancelled meanwhile, what was taken is put back."""
-        taking = asyncio.ensure_future(asyncio.to_thread(self._take, *arguments))
+        taking = asyncio.ensure_future(asyncio.to_thread(self._take, wanted))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -302,45 +318,46 @@ class SQLStorage(Storage):
                 await asyncio.to_thread(self._tables.rewind, self._run, None, self._reads)
             raise
 
-    def _take(
-        self, batch_size: int, min_version: int, step: int | None, is_late: bool
-    ) -> tuple[list[Experience] | None, bool, bool]:
-        """Rows taken, or None; whether nothing more is to be waited for; whether all is over."""
+    def _take(self, wanted: _Wanted) -> tuple[list[Experience] | None, _Unread]:
+        """Experiences taken, or None; and how the buffer was found."""
         token, number = token_hex(16), self._reads + 1
 
-        def look(connection: "Connection", is_taking: bool = False) -> tuple[list[int], bool, bool]:
-            is_end = self._is_end(connection)
-            is_final = is_end or self._is_flushed(connection, step)
-            ids = self._tables.tables.unread(
-                connection,
-                batch_size,
-                min_version=min_version,
-                is_replayed=self._is_replayed,
-                skips_locked=is_taking and not self._database.is_sqlite,
-            )
-            is_enough = len(ids) == batch_size or is_final or is_late
-            return ids if is_enough else [], is_final, is_end
-
-        def take(connection: "Connection") -> tuple[list[int], bool, bool]:
-            ids, is_final, is_end = look(connection, is_taking=True)
-            if ids:
-                self._tables.tables.count_reads(connection, ids, 1)
-                event = Event("read", number, tuple(ids))
+        def take(connection: "Connection") -> _Unread:
+            found = self._unread(connection, wanted, is_taking=True)
+            if found.ids:
+                self._tables.tables.count_reads(connection, found.ids, 1)
+                event = Event("read", number, tuple(found.ids))
                 self._tables.keep(connection, self._run, event, token)
-            return ids, is_final, is_end
+            return found
 
-        def committed(connection: "Connection") -> tuple[list[int], bool, bool] | None:
+        def committed(connection: "Connection") -> _Unread | None:
             ids = self._tables.tables.kept(connection, token)
-            return None if ids is None else (ids, False, False)
+            return None if ids is None else _Unread(ids, is_final=False, is_end=False)
 
-        ids, is_final, is_end = self._database.read(look)
-        if ids:
-            ids, is_final, is_end = self._database.run(take, committed)
-        if not ids:
-            return None, is_final, is_end
+        found = self._database.read(lambda connection: self._unread(connection, wanted))
+        if found.ids:
+            found = self._database.run(take, committed)
+        if not found.ids:
+            return None, found
         self._reads = number
-        self._counts["read"] += len(ids)
-        return self._tables.load(ids), is_final, is_end
+        self._counts["read"] += len(found.ids)
+        return self._tables.load(found.ids), found
+
+    def _unread(
+        self, connection: "Connection", wanted: _Wanted, is_taking: bool = False
+    ) -> _Unread:
+        """Rows to take now: a whole batch, or what is there if no more is to be waited for."""
+        is_end = self._is_end(connection)
+        is_final = is_end or self._is_flushed(connection, wanted.step)
+        ids = self._tables.tables.unread(
+            connection,
+            wanted.batch_size,
+            min_version=wanted.min_version,
+            is_replayed=self._is_replayed,
+            skips_locked=is_taking and not self._database.is_sqlite,
+        )
+        is_enough = len(ids) == wanted.batch_size or is_final or wanted.is_late
+        return _Unread(ids if is_enough else [], is_final, is_end)
 
     def _num_writers(self, connection: "Connection") -> int:
         balances = self._tables.tables.balances(connection)

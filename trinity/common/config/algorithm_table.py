@@ -25,7 +25,7 @@ class AlgorithmSpec:
         use_reference: Whether the KL terms compare with a frozen reference model.
         compute_advantage_in_trainer: Whether it needs what only the trainer has (values,
             recomputed logprobs), rather than a group of finished experiences.
-        can_balance_batch: Whether rows may be moved between GPUs to even out tokens.
+        can_balance_batch: For plugins that look at it; pairs of rows stay together on any GPU.
         schema: What a row of the trainer's data is.
         modes: Modes in which it can run.
         fixed_repeat_times: Whether any other ``repeat_times`` is an error.
