@@ -18,7 +18,15 @@ def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Pr
     Args:
         shape: The model's config.json; empty if it is not known.
     """
-    trainer, model = plan.config.trainer, plan.config.model
+    yield from _cannot_start(plan)
+    yield from _other_settings(plan)
+    yield from _unpacked(plan)
+    yield from _uneven(plan, shape)
+    yield from _useless(plan, shape)
+    yield from _experts(plan, shape)
+
+
+def _cannot_start(plan: RunPlan) -> Iterator[Problem]:
     key = "trainer.trainer_strategy"
     if (missing := missing_for_megatron()) is not None:
         message = f"The package {missing!r} is not installed."
@@ -28,6 +36,11 @@ def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Pr
         yield Problem(key, message, fix, "megatron")
     if plan.device == "cpu":
         yield Problem(key, "Megatron computes on GPUs only.", _USE_FSDP, "megatron")
+
+
+def _other_settings(plan: RunPlan) -> Iterator[Problem]:
+    """Settings of the trainer and of the model that this engine does not follow."""
+    trainer = plan.config.trainer
     if trainer.dtype != "bfloat16":
         message = f"veRL's Megatron engine computes in bfloat16, not {trainer.dtype}."
         fix = f"Set `dtype: bfloat16`. Or: {_USE_FSDP}"
@@ -45,13 +58,9 @@ def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Pr
     if trainer.grad_offload and not trainer.param_offload:
         message = "Megatron frees gradients together with the parameters."
         yield Problem("trainer.grad_offload", message, "Set `param_offload: true` too.", True)
-    for name in rope_overrides(model):
+    for name in rope_overrides(plan.config.model):
         message = "veRL's Megatron engine reads the model's own config.json."
         yield Problem(f"model.{name}", message, "Write it into the model's config.json.")
-    yield from _unpacked(plan)
-    yield from _uneven(plan, shape)
-    yield from _useless(plan, shape)
-    yield from _experts(plan, shape)
 
 
 def _unpacked(plan: RunPlan) -> Iterator[Problem]:

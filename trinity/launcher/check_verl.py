@@ -20,8 +20,7 @@ def verl_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Proble
     Args:
         shape: The model's config.json; empty if it is not known.
     """
-    trainer = plan.config.trainer
-    is_megatron = trainer.trainer_strategy is TrainerStrategy.MEGATRON
+    is_megatron = plan.config.trainer.trainer_strategy is TrainerStrategy.MEGATRON
     if is_megatron:
         yield from megatron_problems(plan, shape)
     if plan.config.model.lora_configs:
@@ -31,13 +30,19 @@ def verl_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Proble
         message = "clipv reads a sum over the vocabulary that veRL's engines do not give."
         fix = "Set it to `clipb`, or use `trainer_type: torch`."
         yield Problem("algorithm.advantage_fn", message, fix, "clipv")
-    trl = None if is_megatron else unusable_trl()
-    if trl is not None:
+    if not is_megatron:
+        yield from _unusable_packages(plan)
+    yield from _unshared_sequences(plan)
+
+
+def _unusable_packages(plan: RunPlan) -> Iterator[Problem]:
+    """Packages of this environment that veRL's FSDP engines can't be imported with."""
+    if (trl := unusable_trl()) is not None:
         message = f"TRL {trl} is installed, and veRL's FSDP engines can't be imported beside it."
         fix = "Run pip uninstall trl in this environment."
         yield Problem("trainer.trainer_type", message, fix, "verl")
-    needs_flash = trainer.use_remove_padding and not is_megatron
-    fault = flash_attn_fault(plan.device) if needs_flash else None
+    packs = plan.config.trainer.use_remove_padding
+    fault = flash_attn_fault(plan.device) if packs else None
     if fault is not None:
         message = f"flash-attn is installed and can't be loaded: {fault}."
         fix = (
@@ -45,6 +50,10 @@ def verl_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Proble
             "set it to false."
         )
         yield Problem("trainer.use_remove_padding", message, fix, True)
+
+
+def _unshared_sequences(plan: RunPlan) -> Iterator[Problem]:
+    trainer = plan.config.trainer
     size = trainer.ulysses_sequence_parallel_size
     if size > 1 and not (trainer.use_remove_padding and can_pack(plan.device)):
         message = (
