@@ -28,6 +28,7 @@ _ADAM_BYTES = 8
 _MASTER_BYTES = 4
 _SPLIT_MASTER_BYTES = 2  # of bfloat16 weights on a CPU: what these lack of their masters
 GRADIENT_BYTES = 4
+_FIRST_GRADIENT_BYTES = 2  # as a pass gives it, in bfloat16
 _LITTLE = 0.1  # of a GPU's memory
 
 
@@ -165,9 +166,13 @@ def _gpu_gradients(
     if shards == 1 and not has_adapter and actor.optimizer_offload:
         return Part("gradients", table, "of the output layer; the others go to CPU memory")
     has_one_pass = passing.tokens == batch_tokens(config)
-    if gathers_once and not has_one_pass:
-        amount = whole + trained * GRADIENT_BYTES
-        return Part("gradients", amount, f"4 bytes until added up, and 4 bytes / {shards}")
+    if gathers_once:
+        early = 0 if has_one_pass else trained * GRADIENT_BYTES
+        late = trained * (
+            GRADIENT_BYTES + (_FIRST_GRADIENT_BYTES if has_one_pass else GRADIENT_BYTES)
+        )
+        amount = whole + max(early, late - passing.whole)  # they are sent when activations are gone
+        return Part("gradients", amount, f"whole until added up, and 4 bytes / {shards}")
     if shards > 1 or has_adapter or not has_one_pass:
         return Part("gradients", whole, f"4 bytes / {shards}")
     early = table if shape.is_tied else 2 * table

@@ -95,8 +95,9 @@ def shard(
     """Cut a float32 model into the parts of the ranks, layer by layer.
 
     It computes in ``dtype`` and adds gradients up in float32. What is in no layer (embeddings, the
-    output layer) stays whole from a forward pass until `Gathering.rest`; all of it with
-    ``gathers_once``, by default of models that are small beside the GPU's memory.
+    output layer) stays whole from a forward pass until `Gathering.rest`. With ``gathers_once``, by
+    default of models that are small beside the GPU's memory, all of it does, as one piece: then
+    layers have no hooks of FSDP's, which take as long as launching the layer's own work.
     """
     whole_bytes = _whole_bytes(backbone, dtype)
     if gathers_once is None:
@@ -107,8 +108,8 @@ def shard(
         fully_shard, mesh=ranks.mesh, mp_policy=policy, offload_policy=offload or OffloadPolicy()
     )
     outside = _outside_layers(backbone)  # first: layers that are cut are of other classes
-    for layer in layers_of(backbone.model):
-        cut(layer, reshard_after_forward=not gathers_once)
+    for layer in () if gathers_once else layers_of(backbone.model):
+        cut(layer)
     cut(backbone, reshard_after_forward=False)
     for module in backbone.modules():
         if isinstance(module, FSDPModule):
