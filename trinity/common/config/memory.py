@@ -167,7 +167,7 @@ def _gpu_gradients(
         return Part("gradients", table, "of the output layer; the others go to CPU memory")
     has_one_pass = passing.tokens == batch_tokens(config)
     if gathers_once:
-        early = 0 if has_one_pass else trained * GRADIENT_BYTES
+        early = 0.0 if has_one_pass else trained * GRADIENT_BYTES
         late = trained * (
             GRADIENT_BYTES + (_FIRST_GRADIENT_BYTES if has_one_pass else GRADIENT_BYTES)
         )
