@@ -14,3 +14,14 @@ def test_a_cluster_that_does_not_answer_is_all_that_is_told(
     assert run.screen.startswith("No Ray cluster answers at '127.0.0.1:1'")
     assert len(run.screen.splitlines()) == 1
     assert "Traceback" in run.log("launcher")
+
+
+def test_an_argument_that_a_method_does_not_take_is_told_by_its_key(
+    toy: Toy, start: Start, tmp_path: Path
+) -> None:
+    config = toy.config(tmp_path, algorithm__policy_loss_fn_args={"clip_rang_low": 0.2})
+    run = start(config)
+    assert run.wait() == 2
+    assert "algorithm.policy_loss_fn_args.clip_rang_low = 0.2" in run.screen
+    assert "Did you mean `clip_range_low`?" in run.screen
+    assert "Traceback" not in run.screen and run.remaining() == []

@@ -158,6 +158,8 @@ def test_an_absent_package_names_its_extra(kind: str, monkeypatch: pytest.Monkey
 
 def test_unknown_arguments_are_named() -> None:
     problem = check_monitor_args("mlflow", {"url": "x"})
-    assert problem == "monitor.monitor_args has url, but mlflow takes: uri, username, password."
-    assert "takes: nothing" in (check_monitor_args("tensorboard", {"x": 1}) or "")
+    assert problem == (
+        "monitor_args has url, which mlflow doesn't take: It takes uri, username, password."
+    )
+    assert "It takes nothing." in (check_monitor_args("tensorboard", {"x": 1}) or "")
     assert check_monitor_args("tensorboard", None) is None

@@ -61,10 +61,11 @@ def find_start_problems(config: Config) -> list[Problem]:
         *_data_problems(config),
         *_place_problems(config),
     ]
-    return [_located(problem, config) for problem in found]
+    return [located(problem, config) for problem in found]
 
 
-def _located(problem: Problem, config: Config) -> Problem:
+def located(problem: Problem, config: Config) -> Problem:
+    """``problem`` with the line of its key."""
     line = problem.line or config.source.line(problem.key)
     return Problem(problem.key, problem.message, problem.fix, problem.value, line)
 

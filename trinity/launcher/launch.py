@@ -21,7 +21,7 @@ from trinity.common.errors import ConfigError, Problem, TrinityError
 from trinity.launcher.check_bench import bench_problems
 from trinity.launcher.check_gpus import gpu_problems
 from trinity.launcher.check_trainer import trainer_problems
-from trinity.launcher.checks import find_start_problems
+from trinity.launcher.checks import find_start_problems, located
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
 from trinity.launcher.compile_ahead import compiling_ahead
 from trinity.launcher.evaluation_plan import evaluation_lines
@@ -162,7 +162,24 @@ class Job:
                     make_plan(plan.config, plan.stage, self.plugin_dirs, found)
                     for plan in self.plans
                 ]
+            self._check_methods()
             await self._run_in_turn(summary, started)
+
+    def _check_methods(self) -> None:
+        """Refuse arguments that methods and operators don't take, in all stages before the first.
+
+        Raises:
+            ConfigError: With all of them.
+        """
+        from trinity.launcher.check_methods import method_problems  # imports PyTorch
+
+        found = {
+            problem.key: located(problem, plan.config)
+            for plan in self.plans
+            for problem in method_problems(plan.config)
+        }
+        if found:
+            raise ConfigError(list(found.values()), self.config.source.path)
 
     async def _run_in_turn(self, summary: RunSummary, started: float) -> None:
         """Run each stage that was not finished before, from the model of the one before it."""

@@ -245,5 +245,7 @@ def check_monitor_args(kind: str, args: Mapping[str, object] | None) -> str | No
     unknown = sorted(set(args or {}) - set(monitor.default_args()))
     if unknown:
         known = ", ".join(monitor.default_args()) or "nothing"
-        return f"monitor.monitor_args has {', '.join(unknown)}, but {kind} takes: {known}."
+        return (
+            f"monitor_args has {', '.join(unknown)}, which {kind} doesn't take: It takes {known}."
+        )
     return monitor.problem(args)

@@ -168,7 +168,7 @@ def _gpu_gradients(
     has_one_pass = passing.tokens == batch_tokens(config)
     if gathers_once:
         early = 0.0 if has_one_pass else trained * GRADIENT_BYTES
-        late = trained * (
+        late: float = trained * (
             GRADIENT_BYTES + (_FIRST_GRADIENT_BYTES if has_one_pass else GRADIENT_BYTES)
         )
         amount = whole + max(early, late - passing.whole)  # they are sent when activations are gone
