@@ -1,6 +1,5 @@
 """`Critic`: a value of the state before each trained token, by a model with a value head."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -71,9 +70,3 @@ def _check_head(model: PreTrainedModel, path: str | Path) -> None:
             f"critic_model_path is {str(path)!r}: {type(model).__name__} has no value head that "
             "is known here. Use a model of a Llama-like architecture as the critic."
         )
-
-
-def is_value_model(folder: Path) -> bool:
-    """Whether a Hugging Face folder holds a model with a value head."""
-    names = json.loads((folder / "config.json").read_text()).get("architectures") or []
-    return any("TokenClassification" in name for name in names)

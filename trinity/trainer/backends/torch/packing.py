@@ -165,11 +165,6 @@ def pack_images(batch: TrainBatch, segments: Sequence[Segment], image_token: int
     )
 
 
-def count_packed_tokens(batch: TrainBatch, rows: Sequence[int]) -> int:
-    """Tokens that `pack_rows` would make of these rows."""
-    return len(pack_rows(batch.select(rows)).token_ids)
-
-
 def _long(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
