@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,6 @@ from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import ModelRole, TrainedRole
 from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective
-from trinity.utils.compute_thread import compute_thread
 from trinity.utils.log import get_logger
 from trinity.utils.memory import release_free_memory
 
@@ -62,7 +62,7 @@ class TorchTrainEngine:
     ) -> None:
         self._settings = settings
         self._channel = channel
-        self._thread = compute_thread("train")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="train")
         is_serial = settings.save_strategy == "single_thread"
         self._writer = CheckpointWriter(1 if is_serial else _WRITERS)
         self._logger = get_logger(settings.log_name)

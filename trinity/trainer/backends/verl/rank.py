@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,7 +29,6 @@ from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import ModelRole, TrainedRole
 from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective
-from trinity.utils.compute_thread import compute_thread
 from trinity.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class VerlTrainRank(CheckpointParts):
         self._models: dict[ModelRole, VerlModel] = {}
         self._held: dict[str, ModelState] = {}
         self._writer = CheckpointWriter()
-        self._thread = compute_thread("train")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="train")
         self._logger = get_logger(settings.log_name)
 
     async def address(self) -> str:
