@@ -31,6 +31,7 @@ from trinity.utils import actor
 from trinity.utils.log import get_logger
 from trinity.utils.progress import Show
 
+_WAITS_ALONE = "waiting for the weights of a trainer (mode train, in another terminal)"
 _MAX_RESTARTS = 3  # of an engine that dies; one more death ends the run
 
 
@@ -40,10 +41,6 @@ class Served:
 
     engines: Sequence[InferenceEngine]
     settings: ModelSettings
-
-
-_WAITS = "in training"
-_WAITS_ALONE = "waiting for the weights of a trainer (mode train, in another terminal)"
 
 
 def build(
@@ -132,7 +129,7 @@ def _settings(plan: RunPlan) -> ExplorerSettings:
         detailed_stats=config.monitor.detailed_stats,
         metric_prefix="bench" if config.mode is Mode.BENCH else "eval",
         shares_gpus=plan.is_colocated,
-        waits_for=_WAITS if config.mode.trains else _WAITS_ALONE,
+        waits_for=ExplorerSettings.waits_for if config.mode.trains else _WAITS_ALONE,
     )
 
 

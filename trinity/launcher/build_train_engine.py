@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from trinity.algorithm import ADVANTAGE_FN
 from trinity.algorithm.advantage_fn.base import AdvantageFn
 from trinity.common.config import Config, MegatronConfig
-from trinity.common.config.memory import compiles_unasked
+from trinity.common.config.memory import is_compiled
 from trinity.common.config.training import BatchLimit, PartSettings, training_settings
 from trinity.common.config.verl.keys import for_verl
 from trinity.common.constants import TrainerStrategy, TrainerType
@@ -162,9 +162,7 @@ def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
 
 def _compiles(plan: RunPlan) -> bool:
     """Whether layers are compiled: as asked for, else where it is known to pay."""
-    asked = plan.config.trainer.use_torch_compile
-    is_usual = compiles_unasked(plan.config, plan.num_ranks)
-    return plan.device == "cuda" and (is_usual if asked is None else asked)
+    return plan.device == "cuda" and is_compiled(plan.config, plan.num_ranks)
 
 
 def _verl_rank(config: Config) -> "type[VerlTrainRank]":

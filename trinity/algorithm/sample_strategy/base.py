@@ -14,6 +14,9 @@ from trinity.common.experience import Experience
 Metrics = dict[str, float]
 Sample = tuple[list[Experience], Metrics, list[dict[str, Any]]]
 
+COLLABORATORS = ("reader", "batch_size", "auxiliary")
+"""What a strategy is given besides its settings."""
+
 
 class ExperienceSource(Protocol):
     """What a strategy calls of a reader. The data's end is `StopAsyncIteration`."""
@@ -48,8 +51,7 @@ class SampleStrategy(Method, ABC):
 
     @classmethod
     def default_args(cls) -> dict[str, object]:
-        collaborators = ("reader", "batch_size", "auxiliary")
-        return {k: v for k, v in super().default_args().items() if k not in collaborators}
+        return {k: v for k, v in super().default_args().items() if k not in COLLABORATORS}
 
     async def sample(self, step: int) -> Sample:
         """The experiences of trainer step ``step``, metrics, and a few rows for people to read.

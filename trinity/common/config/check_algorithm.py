@@ -8,8 +8,7 @@ from trinity.common.config.case import Case, Check
 from trinity.common.constants import Mode
 from trinity.common.errors import Problem
 
-_REGISTRY_OF = {
-    "algorithm_type": "ALGORITHM_TYPE",
+METHOD_REGISTRIES = {
     "advantage_fn": "ADVANTAGE_FN",
     "policy_loss_fn": "POLICY_LOSS_FN",
     "kl_loss_fn": "KL_FN",
@@ -17,12 +16,15 @@ _REGISTRY_OF = {
     "entropy_loss_fn": "ENTROPY_LOSS_FN",
     "sample_strategy": "SAMPLE_STRATEGY",
 }
+"""Key below ``algorithm`` -> what of `trinity.algorithm` it names one of."""
+
 _NEEDS_TEACHER = frozenset(("on_policy_distill", "jsd"))
 
 
 def _names(case: Case) -> Iterator[Problem]:
-    for field, registry in _REGISTRY_OF.items():
-        if field == "algorithm_type" or case.is_set(f"algorithm.{field}"):
+    yield from case.unknown("algorithm.algorithm_type", "ALGORITHM_TYPE", also=("none",))
+    for field, registry in METHOD_REGISTRIES.items():
+        if case.is_set(f"algorithm.{field}"):
             yield from case.unknown(f"algorithm.{field}", registry, also=("none",))
 
 

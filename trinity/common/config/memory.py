@@ -167,17 +167,25 @@ def _gpu_gradients(
         return Part("gradients", table, "of the output layer; the others go to CPU memory")
     has_one_pass = passing.tokens == batch_tokens(config)
     if gathers_once:
-        early = 0.0 if has_one_pass else trained * GRADIENT_BYTES
-        late: float = trained * (
-            GRADIENT_BYTES + (_FIRST_GRADIENT_BYTES if has_one_pass else GRADIENT_BYTES)
-        )
-        amount = whole + max(early, late - passing.whole)  # they are sent when activations are gone
+        amount = whole + _whole_gradients(trained, has_one_pass, passing)
         return Part("gradients", amount, f"whole until added up, and 4 bytes / {shards}")
     if shards > 1 or has_adapter or not has_one_pass:
         return Part("gradients", whole, f"4 bytes / {shards}")
     early = table if shape.is_tied else 2 * table
     late = whole + passing.layer - passing.whole
     return Part("gradients", max(early, late), "those that are there beside the activations")
+
+
+def _whole_gradients(trained: int, has_one_pass: bool, passing: Passing) -> float:
+    """Bytes, beside a pass, of gradients that ranks add up once a step.
+
+    Those of earlier passes are there all the time. What is sent is a copy of all, once the
+    activations are gone.
+    """
+    if has_one_pass:
+        return max(0, trained * (GRADIENT_BYTES + _FIRST_GRADIENT_BYTES) - passing.whole)
+    sums = trained * GRADIENT_BYTES
+    return max(sums, 2 * sums - passing.whole)
 
 
 def lora_parameters(config: Config, shape: ModelShape) -> int:
@@ -201,13 +209,8 @@ def _logits(config: Config, shape: ModelShape, tokens: int, width: int) -> Part:
 def is_compiled(config: Config, shards: int) -> bool:
     """Whether layers are compiled, which keeps less of them for the backward pass."""
     asked = config.trainer.use_torch_compile
-    is_usual = compiles_unasked(config, shards)
-    return config.cluster.gpu_per_node > 0 and (is_usual if asked is None else asked)
-
-
-def compiles_unasked(config: Config, num_ranks: int) -> bool:
-    """Whether layers are compiled on a GPU if nobody says: where it is known to pay."""
-    return num_ranks == 1 and not config.model.lora_configs
+    pays = shards == 1 and not config.model.lora_configs  # as far as is known
+    return config.cluster.gpu_per_node > 0 and (pays if asked is None else asked)
 
 
 def _activations(
