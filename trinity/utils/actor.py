@@ -227,7 +227,10 @@ def connect(name: str, namespace: str) -> object | None:
 
 
 def kill(stand_in: object) -> None:
-    """End the process behind a stand-in at once. Plain objects and dead ones are left alone."""
+    """Have the process behind a stand-in end at once, unasked; for a moment it may still answer.
+
+    Plain objects and dead ones are left alone.
+    """
     if isinstance(stand_in, _Remote) and ray.is_initialized():
         with contextlib.suppress(ValueError, RayActorError):
             ray.kill(stand_in._actor, no_restart=True)
