@@ -2,7 +2,7 @@
 
 from tests.launcher.test_check_trainer import plan_of
 from trinity.common.models.protocol import NamedAdapter
-from trinity.launcher.build_explorer import _vllm_settings, model_settings, torch_settings
+from trinity.launcher.build_engine import _vllm_settings, model_settings, torch_settings
 
 ASKED = {
     "enable_openai_api": True,

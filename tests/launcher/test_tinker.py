@@ -11,7 +11,7 @@ from trinity.common.config import Config, InferenceModelConfig
 from trinity.common.constants import Mode
 from trinity.engine.tinker.engine import TinkerEngine
 from trinity.engine.tinker.saved import SavedModel
-from trinity.launcher.build_explorer import tinker_settings
+from trinity.launcher.build_engine import tinker_settings
 from trinity.launcher.check_trainer import trainer_problems
 from trinity.launcher.checks import find_start_problems
 from trinity.launcher.debug import local_engine

@@ -121,7 +121,7 @@ def local_engine(config: Config, model: InferenceModelConfig) -> InferenceEngine
     engine: InferenceEngine
     if model.engine_type is EngineType.TINKER:
         from trinity.engine.tinker.engine import TinkerEngine
-        from trinity.launcher.build_explorer import tinker_settings
+        from trinity.launcher.build_engine import tinker_settings
 
         engine = TinkerEngine(tinker_settings(config, model))
         return engine
@@ -131,7 +131,7 @@ def local_engine(config: Config, model: InferenceModelConfig) -> InferenceEngine
             "Add --cpu for the embedded one in its place, or use --fake."
         )
     from trinity.engine.torch.engine import TorchEngine
-    from trinity.launcher.build_explorer import torch_settings
+    from trinity.launcher.build_engine import torch_settings
     from trinity.launcher.hardware import cpu_cores
 
     engine = TorchEngine(torch_settings(config, model, cpu_cores(), "cpu"))
@@ -159,7 +159,7 @@ async def _the_models(config: Config, run: DebugRun, console: Console) -> tuple[
         others = [FakeModel(replies, name="auxiliary") for _ in config.explorer.auxiliary_models]
         return FakeModel(replies), others
     from trinity.common.models import ModelWrapper
-    from trinity.launcher.build_explorer import model_settings
+    from trinity.launcher.build_engine import model_settings
 
     wrappers = []
     for label, model in _models(config):
