@@ -16,7 +16,8 @@ from trinity.launcher import check_verl
 from trinity.launcher.check_megatron import megatron_problems
 from trinity.launcher.check_trainer import divides, trainer_problems
 from trinity.launcher.checks import find_start_problems
-from trinity.launcher.plan import GpuNeeds, RunPlan, make_plan
+from trinity.launcher.gpu_needs import GpuNeeds
+from trinity.launcher.plan import RunPlan, make_plan
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 from tests.launcher.test_check_trainer import plan_of
 from trinity.launcher import check_verl
 from trinity.launcher.check_verl import verl_problems
-from trinity.launcher.plan import GpuNeeds
+from trinity.launcher.gpu_needs import GpuNeeds
 
 
 def test_a_flash_attn_that_does_not_load_is_told_at_start(tmp_path, monkeypatch):

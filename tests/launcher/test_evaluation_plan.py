@@ -7,7 +7,6 @@ from trinity.common.constants import Mode
 from trinity.common.workflows import Task
 from trinity.explorer.explorer import EvalTaskset
 from trinity.launcher.evaluation_plan import evaluation_lines
-from trinity.launcher.plan import RunPlan, make_plan
 
 
 def plan(device: str = "cpu", **explorer: object):
@@ -60,46 +59,3 @@ def test_nothing_is_said_where_nothing_is_evaluated() -> None:
     training.config.mode = Mode.TRAIN
     assert list(evaluation_lines(training, tasks(20), 2)) == []
     assert list(evaluation_lines(plan(), [], 2)) == []
-
-
-def cpu_plan(**sections: dict[str, object]) -> RunPlan:
-    data = {
-        "model": {"model_path": "m", "max_response_tokens": 1024, "max_model_len": 2048},
-        "cluster": {"node_num": 1, "gpu_per_node": 0},
-        "explorer": {"rollout_model": {"engine_type": "torch"}},
-        **sections,
-    }
-    return make_plan(Config.model_validate(data), found_gpus=0)
-
-
-@pytest.mark.parametrize(("batch_size", "is_large"), [(4, False), (128, True)])
-def test_a_step_that_is_large_for_a_cpu_is_named(batch_size: int, is_large: bool) -> None:
-    sections = {"algorithm": {"repeat_times": 8}, "buffer": {"batch_size": batch_size}}
-    hint = cpu_plan(**sections).size_hint()
-    assert (hint is not None) == is_large
-
-
-def test_a_processor_without_bfloat16_is_named_where_it_is_computed_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    float32 = {
-        "explorer": {"rollout_model": {"engine_type": "torch", "dtype": "float32"}},
-        "trainer": {"dtype": "float32"},
-    }
-    monkeypatch.setattr("trinity.launcher.plan.has_bfloat16", lambda: False)
-    [hint] = cpu_plan().hints()
-    assert "trainer.dtype=float32 explorer.rollout_model.dtype=float32" in hint
-    assert cpu_plan(**float32).hints() == []
-    monkeypatch.setattr("trinity.launcher.plan.has_bfloat16", lambda: True)
-    assert cpu_plan().hints() == []
-
-
-def test_an_outside_service_has_no_number_format_in_the_plan() -> None:
-    judge = {"engine_type": "openai", "model_path": "judges/big"}
-    unnamed = {"engine_type": "openai"}
-    explorer = {"rollout_model": {"engine_type": "torch"}, "auxiliary_models": [judge, unnamed]}
-    rows = cpu_plan(explorer=explorer)._explorer_rows()
-    assert [what for part, what, _ in rows if part == "auxiliary model"] == [
-        "openai, big",
-        "openai",
-    ]

@@ -8,7 +8,8 @@ import pytest
 from tests.common.models.toy import model_folder
 from trinity.common.config import Config
 from trinity.launcher.checks import find_start_problems
-from trinity.launcher.plan import joined_gpus, make_plan
+from trinity.launcher.gpu_needs import joined_gpus
+from trinity.launcher.plan import make_plan
 
 
 def problems(root: Path, model: str, **rollout: object) -> dict[str, str]:

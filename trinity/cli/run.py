@@ -14,7 +14,7 @@ from trinity.common.config import Config, find_advice
 from trinity.common.config.validate import validate_file
 from trinity.common.errors import ConfigError
 from trinity.launcher.cpu import Replacement, for_cpu
-from trinity.launcher.plan import NotEnoughGpusError, check_gpus
+from trinity.launcher.gpu_needs import NotEnoughGpusError, check_gpus
 from trinity.launcher.screen import Screen
 
 

@@ -14,7 +14,8 @@ from trinity.engine.tinker.settings import TinkerEngineSettings
 from trinity.engine.torch.settings import TorchEngineSettings
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.launcher.adapter import adapter_settings, named_adapters
-from trinity.launcher.plan import RunPlan, engine_gpus, rope_overrides
+from trinity.launcher.gpu_needs import engine_gpus
+from trinity.launcher.plan import RunPlan, rope_overrides
 from trinity.launcher.tinker import tinker_service
 from trinity.utils import actor
 

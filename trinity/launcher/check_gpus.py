@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from trinity.common.config import Config, SynchronizerConfig
 from trinity.common.constants import EngineType, Mode, SyncMethod, SyncStyle, TrainerType
 from trinity.common.errors import Problem
-from trinity.launcher.plan import RunPlan, engine_gpus
+from trinity.launcher.gpu_needs import engine_gpus
+from trinity.launcher.plan import RunPlan
 
 _METHOD = "synchronizer.sync_method"
 _ROLLOUT = "explorer.rollout_model"

@@ -25,10 +25,12 @@ from trinity.launcher.checks import find_start_problems, located
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
 from trinity.launcher.compile_ahead import compiling_ahead
 from trinity.launcher.evaluation_plan import evaluation_lines
+from trinity.launcher.gpu_needs import joined_gpus
 from trinity.launcher.job import JobFolder, ResumePoint, StageLog, find_resume_point, named_anew
 from trinity.launcher.lock import job_lock
 from trinity.launcher.memory_watch import MemoryWatch
-from trinity.launcher.plan import RunPlan, joined_gpus, make_plan
+from trinity.launcher.plan import RunPlan, make_plan
+from trinity.launcher.plan_text import show_plan
 from trinity.launcher.reporter import Report
 from trinity.launcher.screen import Screen
 from trinity.launcher.summary import RunSummary, StageRecorder, StageSummary
@@ -241,10 +243,7 @@ class Job:
     def _announce(self, plan: RunPlan, parts: "Parts", resume: ResumePoint | None) -> None:
         """Say what the stage will do."""
         total, say = parts.total_steps, self.screen.say
-        self.screen.show(plan.table())
-        say(plan.step_text(total))
-        for hint in plan.hints():
-            say(hint)
+        show_plan(plan, self.screen, total)
         for line in evaluation_lines(plan, parts.buffers.evals, total, resume is not None):
             say(line)
         if resume is not None and resume.step >= (total or math.inf):
@@ -372,9 +371,6 @@ def run_config(
     job.plan()
     if is_dry:
         for plan in job.plans:
-            job.screen.show(plan.table())
-            job.screen.say(plan.step_text())
-            for hint in plan.hints():
-                job.screen.say(hint)
+            show_plan(plan, job.screen)
         return 0
     return job.run()

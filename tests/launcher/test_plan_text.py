@@ -1,0 +1,67 @@
+"""What the plan of a run says on the screen."""
+
+import pytest
+
+from trinity.common.config import Config
+from trinity.launcher.plan import RunPlan, make_plan
+from trinity.launcher.plan_text import _table, speed_hints
+
+
+def cpu_plan(**sections: dict[str, object]) -> RunPlan:
+    data = {
+        "model": {"model_path": "m", "max_response_tokens": 1024, "max_model_len": 2048},
+        "cluster": {"node_num": 1, "gpu_per_node": 0},
+        "explorer": {"rollout_model": {"engine_type": "torch"}},
+        **sections,
+    }
+    return make_plan(Config.model_validate(data), found_gpus=0)
+
+
+@pytest.mark.parametrize(("batch_size", "is_large"), [(4, False), (128, True)])
+def test_a_step_that_is_large_for_a_cpu_is_named(batch_size: int, is_large: bool) -> None:
+    sections = {"algorithm": {"repeat_times": 8}, "buffer": {"batch_size": batch_size}}
+    hints = speed_hints(cpu_plan(**sections))
+    assert any("ten minutes" in hint for hint in hints) == is_large
+
+
+def test_a_processor_without_bfloat16_is_named_where_it_is_computed_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    float32 = {
+        "explorer": {"rollout_model": {"engine_type": "torch", "dtype": "float32"}},
+        "trainer": {"dtype": "float32"},
+    }
+    monkeypatch.setattr("trinity.launcher.plan_text.has_bfloat16", lambda: False)
+    [hint] = speed_hints(cpu_plan())
+    assert "trainer.dtype=float32 explorer.rollout_model.dtype=float32" in hint
+    assert speed_hints(cpu_plan(**float32)) == []
+    monkeypatch.setattr("trinity.launcher.plan_text.has_bfloat16", lambda: True)
+    assert speed_hints(cpu_plan()) == []
+
+
+def test_an_outside_service_has_no_number_format_in_the_plan() -> None:
+    judge = {"engine_type": "openai", "model_path": "judges/big"}
+    unnamed = {"engine_type": "openai"}
+    explorer = {"rollout_model": {"engine_type": "torch"}, "auxiliary_models": [judge, unnamed]}
+    rows = rows_of(cpu_plan(explorer=explorer))
+    assert [what for part, what, _ in rows if part == "auxiliary model"] == [
+        "openai, big",
+        "openai",
+    ]
+
+
+def test_a_trainer_that_shares_its_gpus_says_so() -> None:
+    data = {
+        "mode": "colocate",
+        "model": {"model_path": "m", "max_model_len": 2048},
+        "cluster": {"node_num": 1, "gpu_per_node": 2},
+        "explorer": {"rollout_model": {"engine_num": 2}},
+    }
+    rows = rows_of(make_plan(Config.model_validate(data), found_gpus=2))
+    places = {part: place for part, _, place in rows}
+    assert places["engine"] == "2 GPUs"
+    assert places["trainer"] == "2 GPUs, in turns with the engine"
+
+
+def rows_of(plan: RunPlan) -> list[tuple[object, ...]]:
+    return list(zip(*(column.cells for column in _table(plan).columns), strict=True))

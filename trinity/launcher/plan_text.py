@@ -1,0 +1,148 @@
+"""A `RunPlan` on the screen: who runs where, what a step is, what would be faster."""
+
+from pathlib import Path
+
+from rich.table import Table
+
+from trinity.checkpoint import layout
+from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.constants import EngineType, Mode, TrainerType
+from trinity.launcher.plan import RunPlan
+from trinity.launcher.screen import Screen
+from trinity.utils.processor import has_bfloat16
+
+_MANY_NEW_TOKENS = 200_000  # 135M parameters on two cores: ten minutes of sampling
+
+
+def show_plan(plan: RunPlan, screen: Screen, total_steps: int | None = None) -> None:
+    """Show what runs where, and say what a step of ``total_steps`` is."""
+    screen.show(_table(plan))
+    screen.say(_step(plan, total_steps))
+    for hint in speed_hints(plan):
+        screen.say(hint)
+
+
+def _table(plan: RunPlan) -> Table:
+    config = plan.config
+    table = Table(title=f"plan of {config.project}/{config.name}", title_style="bold")
+    table.add_column("part")
+    table.add_column("what runs", overflow="fold")
+    table.add_column("where")
+    for row in [*_explorer_rows(plan), *_trainer_rows(plan)]:
+        table.add_row(*row)
+    return table
+
+
+def _explorer_rows(plan: RunPlan) -> list[tuple[str, str, str]]:
+    config, explorer = plan.config, plan.config.explorer
+    if not config.mode.explores:
+        return []
+    rollout = explorer.rollout_model
+    rows = [("engine", _engine_text(rollout), _where(plan, rollout, plan.gpus.explorer))]
+    rows += [
+        ("auxiliary model", _engine_text(model), _where(plan, model, plan.gpus.auxiliary))
+        for model in explorer.auxiliary_models
+    ]
+    runners = f"processes: {plan.num_runners}, slots of each: {plan.slots}"
+    return [*rows, ("workflows", runners, "CPU")]
+
+
+def _trainer_rows(plan: RunPlan) -> list[tuple[str, str, str]]:
+    config = plan.config
+    if not config.mode.trains:
+        return []
+    kind = f"{config.trainer.trainer_type}, {config.algorithm.algorithm_type}"
+    if config.trainer.trainer_type is TrainerType.TINKER:
+        rows = [("trainer", f"{kind}, rank {config.model.tinker.rank}", "Tinker service")]
+    else:
+        rows = [("trainer", f"{kind}, {config.trainer.dtype}", _where_trained(plan))]
+    if config.mode.pairs:
+        sync = config.synchronizer
+        every = f"interval {sync.sync_interval}, offset {sync.sync_offset}"
+        rows.append(("weights", f"{sync.sync_method}, {sync.sync_style}, {every}", ""))
+    return rows
+
+
+def _where_trained(plan: RunPlan) -> str:
+    ranks = plan.num_ranks
+    if plan.gpus.total:
+        return _gpus(ranks) + (", in turns with the engine" if plan.is_colocated else "")
+    return f"CPU, {plan.cores} threads" if ranks == 1 else f"CPU, {ranks} processes"
+
+
+def _where(plan: RunPlan, model: InferenceModelConfig, gpus: int) -> str:
+    if model.engine_type is EngineType.OPENAI:
+        return "outside service"
+    if model.engine_type is EngineType.TINKER:
+        return "Tinker service"
+    return _gpus(gpus) if gpus else f"CPU, {plan.cores} threads"
+
+
+def _gpus(number: int) -> str:
+    return f"{number} GPU{'s' * (number > 1)}"
+
+
+def _step(plan: RunPlan, total_steps: int | None) -> str:
+    config = plan.config
+    steps = f", {total_steps} step{'s' * (total_steps > 1)}" if total_steps else ""
+    if not config.mode.explores:
+        return f"a step: {config.buffer.train_batch_size} rows{steps}"
+    repeat = config.algorithm.repeat_times or 1
+    prompts = config.buffer.batch_size
+    most = _most_new_tokens(plan)
+    tokens = f", at most {most:,} new tokens" if most else ""
+    return f"a step: {prompts} prompts x {repeat} samples = {prompts * repeat}{tokens}{steps}"
+
+
+def _most_new_tokens(plan: RunPlan) -> int:
+    """Of a step; 0 if that is not known."""
+    config = plan.config
+    samples = config.buffer.batch_size * (config.algorithm.repeat_times or 1)
+    return samples * (config.model.max_response_tokens or 0)
+
+
+def speed_hints(plan: RunPlan) -> list[str]:
+    """What would make the run faster on this machine's CPU."""
+    return [hint for hint in (_size_hint(plan), _format_hint(plan)) if hint]
+
+
+def _format_hint(plan: RunPlan) -> str | None:
+    """Which number format this processor is faster in, if it is another one."""
+    config = plan.config
+    formats = {
+        *([config.trainer.dtype] if config.trainer.trainer_type is TrainerType.TORCH else []),
+        *([config.explorer.rollout_model.dtype] if config.mode.explores else []),
+    }
+    if plan.gpus.total or "bfloat16" not in formats or has_bfloat16():
+        return None
+    return (
+        "This processor has no instructions for bfloat16; float32 is several times faster: "
+        "trainer.dtype=float32 explorer.rollout_model.dtype=float32."
+    )
+
+
+def _size_hint(plan: RunPlan) -> str | None:
+    """How a step becomes smaller, if it is large for a CPU."""
+    explores = plan.config.mode.explores and plan.config.mode is not Mode.BENCH
+    if not explores or plan.gpus.total or _most_new_tokens(plan) <= _MANY_NEW_TOKENS:
+        return None
+    return (
+        "On a CPU such a step may take ten minutes and more. Smaller: buffer.batch_size, "
+        "algorithm.repeat_times, model.max_response_tokens."
+    )
+
+
+def _engine_text(model: InferenceModelConfig) -> str:
+    number = f"{model.engine_num} x " if model.engine_num > 1 else ""
+    what = [f"{number}{model.engine_type}", _model_name(model.model_path or "")]
+    if model.engine_type not in (EngineType.TINKER, EngineType.OPENAI):
+        what.append(model.dtype)
+    return ", ".join(part for part in what if part)
+
+
+def _model_name(path: str) -> str:
+    """The end of ``path`` that tells which model it is: of a checkpoint, its run and step."""
+    parts = Path(path).parts
+    if parts[-2:] == (layout.ACTOR, layout.HUGGING_FACE):
+        return "/".join(parts[-4:-2])
+    return parts[-1] if parts else ""
