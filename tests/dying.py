@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from trinity.utils.actor import ProcessDied
 
 
-async def end_of(call: Callable[[], Awaitable[object]], timeout_s: float = 20) -> ProcessDied:
+async def end_of(call: Callable[[], Awaitable[object]], timeout_s: float = 60) -> ProcessDied:
     """What ``call`` says once its process is gone; before that, the process may still answer."""
     async with asyncio.timeout(timeout_s):
         while True:

@@ -269,6 +269,16 @@ class TinkerTestService:
         return {"sampling_session_id": session_id}
 
     @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Answer no request for a model, only whether all is well."""
+        is_over = threading.Event()
+        self._worker.submit(is_over.wait)
+        try:
+            yield
+        finally:
+            is_over.set()
+
+    @contextmanager
     def serving(self) -> Iterator["TinkerTestService"]:
         """Answer on a free port of loopback."""
         place = socket.socket()

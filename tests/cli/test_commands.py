@@ -29,7 +29,7 @@ sys.exit(code)
 def trinity(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     script = NO_HEAVY_IMPORTS.format(arguments=list(arguments))
     command = [sys.executable, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=250)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ COMMANDS = {
 
 def trinity(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "trinity.cli.launcher", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250)
 
 
 @pytest.fixture

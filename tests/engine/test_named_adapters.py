@@ -173,7 +173,7 @@ async def test_the_files_of_an_adapter_may_go_while_it_is_served(kind, folder, t
             assert running.done() and [len(s.token_ids) for s in await running] == [600, 600]
         else:
             with pytest.raises(ValueError, match="'one' was unloaded"):
-                await asyncio.wait_for(running, 60)
+                await asyncio.wait_for(running, 200)
         assert await gap(engine, models["two"], "two") < TOLERANCE[kind]
     finally:
         await engine.close()

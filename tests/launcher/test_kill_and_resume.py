@@ -36,7 +36,7 @@ from trinity.trainer.trainer import Trainer, TrainerSettings
 from trinity.trainer.update import Updater
 
 CYCLES = 20
-WAIT_S = 20.0  # longer than any cycle takes, unless somebody waits for ever
+WAIT_S = 120.0  # longer than any cycle takes, unless somebody waits for ever
 
 
 class Engine:

@@ -1,5 +1,6 @@
 import multiprocessing
 import time
+from collections.abc import Callable
 
 from trinity.launcher.memory_watch import Bound, Growth, MemoryWatch, Usage
 
@@ -8,22 +9,28 @@ def _hold(megabytes: int, started, done) -> None:
     block = bytearray(megabytes * 2**20)
     block[::4096] = b"x" * len(block[::4096])
     started.set()
-    done.wait(30)
+    done.wait(100)
+
+
+def _wait_for(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_memory_of_children_counts() -> None:
     context = multiprocessing.get_context("spawn")
     started, done = context.Event(), context.Event()
     with MemoryWatch(every_s=0.05) as before:
-        time.sleep(0.2)
+        _wait_for(lambda: before.peak_mb > 0)
     with MemoryWatch(every_s=0.05) as watch:
         child = context.Process(target=_hold, args=(100, started, done))
         child.start()
         assert started.wait(60)
-        time.sleep(0.3)
+        _wait_for(lambda: watch.peak_mb > before.peak_mb + 90)
         done.set()
-        child.join(30)
-    assert watch.peak_mb > before.peak_mb + 90 > 90
+        child.join(60)
 
 
 def test_growth_after_a_fall_is_seen() -> None:

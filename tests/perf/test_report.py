@@ -122,11 +122,11 @@ def test_engines_are_looked_at_while_they_live() -> None:
 
 def test_use_of_processors_is_that_since_the_last_look() -> None:
     machine = Machine()
-    end = time.process_time() + 0.2
+    end = time.process_time() + 0.4
     while time.process_time() < end:
         os.getpid()
     busy = machine.sample()
-    time.sleep(0.2)
+    time.sleep(1)
     assert busy["run_cpu_cores"] > 2 * machine.sample()["run_cpu_cores"]
     assert 0 < busy["run_cpu_cores"] < 5 and busy["machine_memory_mb"] > 0
 

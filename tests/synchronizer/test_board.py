@@ -37,8 +37,8 @@ async def test_at_first_nothing_is_out(board: Board) -> None:
 async def test_the_newest_comes_at_once(board: Board) -> None:
     await board.publish(ticket(1))
     await board.publish(ticket(4))
-    assert await board.wait_newer(0, 1) == ticket(4)
-    assert await board.wait_newer(3, 1) == ticket(4)
+    assert await board.wait_newer(0, 60) == ticket(4)
+    assert await board.wait_newer(3, 60) == ticket(4)
     assert await board.newest() == (4, ticket(4))
 
 
@@ -51,7 +51,7 @@ async def test_versions_only_grow(board: Board, version: int) -> None:
 
 
 async def test_all_who_wait_are_told(board: Board) -> None:
-    waiting = [await started(task(board.wait_newer(than, 5))) for than in (0, 0, 1)]
+    waiting = [await started(task(board.wait_newer(than, 60))) for than in (0, 0, 1)]
     await board.publish(ticket(1))
     assert await waiting[0] == await waiting[1] == ticket(1)
     await started(waiting[2])
@@ -66,32 +66,32 @@ async def test_a_wait_in_vain_says_for_what(board: Board) -> None:
 
 
 async def test_the_end_is_told_to_who_waits(board: Board) -> None:
-    waiting = await started(task(board.wait_newer(0, 5)))
+    waiting = await started(task(board.wait_newer(0, 60)))
     await board.close("done")
     assert await waiting is None
-    assert await board.wait_newer(0, 5) is None
+    assert await board.wait_newer(0, 60) is None
     assert not await board.is_open()
 
 
 async def test_the_last_weights_count_after_the_end(board: Board) -> None:
     await board.publish(ticket(1))
     await board.close("done")
-    assert await board.wait_newer(0, 5) == ticket(1)
-    assert await board.wait_newer(1, 5) is None
+    assert await board.wait_newer(0, 60) == ticket(1)
+    assert await board.wait_newer(1, 60) is None
 
 
 async def test_a_trainer_may_start_again(board: Board) -> None:
     await board.close("done")
     await board.reopen()
     assert await board.is_open()
-    waiting = await started(task(board.wait_newer(0, 5)))
+    waiting = await started(task(board.wait_newer(0, 60)))
     await board.publish(ticket(1))
     assert await waiting == ticket(1)
 
 
 async def test_asking_is_answered_by_new_weights(board: Board) -> None:
-    asking = await started(task(board.ask(0, 5)))
-    await asyncio.wait_for(board.wait_asked(), 1)
+    asking = await started(task(board.ask(0, 60)))
+    await asyncio.wait_for(board.wait_asked(), 60)
     assert await board.is_asked()
     await board.publish(ticket(1))
     assert await asking == ticket(1)
@@ -100,11 +100,11 @@ async def test_asking_is_answered_by_new_weights(board: Board) -> None:
 
 async def test_asking_may_be_declined(board: Board) -> None:
     await board.publish(ticket(1))
-    asking = await started(task(board.ask(1, 5)))
+    asking = await started(task(board.ask(1, 60)))
     await board.decline()
     assert await asking is None
     assert not await board.is_asked()
-    again = await started(task(board.ask(1, 5)))  # an old answer is none to a new question
+    again = await started(task(board.ask(1, 60)))  # an old answer is none to a new question
     await board.close("done")
     assert await again is None
 
@@ -115,7 +115,7 @@ async def test_an_unanswered_question_says_so(board: Board) -> None:
 
 
 async def test_a_cancelled_wait_leaves_the_board_usable(board: Board) -> None:
-    for wait in (board.wait_newer(0, 5), board.ask(0, 5), board.wait_asked()):
+    for wait in (board.wait_newer(0, 60), board.ask(0, 60), board.wait_asked()):
         waiting = task(wait)
         await asyncio.sleep(0.05)
         waiting.cancel()
@@ -123,7 +123,7 @@ async def test_a_cancelled_wait_leaves_the_board_usable(board: Board) -> None:
             await waiting
         await board.decline()
     await board.publish(ticket(1))
-    assert await board.wait_newer(0, 1) == ticket(1)
+    assert await board.wait_newer(0, 60) == ticket(1)
 
 
 async def test_a_resumed_board_goes_on_from_its_version() -> None:
@@ -132,14 +132,14 @@ async def test_a_resumed_board_goes_on_from_its_version() -> None:
     with pytest.raises(ValueError):
         await board.publish(ticket(7))
     await board.publish(ticket(8))
-    assert await board.wait_newer(7, 1) == ticket(8)
+    assert await board.wait_newer(7, 60) == ticket(8)
 
 
 async def test_files_tell_another_process(tmp_path: Path) -> None:
     make: Callable[[], FileBoard] = lambda: FileBoard(tmp_path)  # noqa: E731
     await make().publish(ticket(1))
     assert await make().newest() == (1, ticket(1))
-    asking = await started(task(make().ask(1, 5)))
+    asking = await started(task(make().ask(1, 60)))
     assert await make().is_asked()
     await make().publish(ticket(2))
     assert await asking == ticket(2)

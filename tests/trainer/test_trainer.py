@@ -212,7 +212,7 @@ async def test_stop_ends_a_wait_for_experiences_and_saves():
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
     subject.stop()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
     assert subject.checkpoints.completed == [1]
 
 
@@ -229,8 +229,8 @@ async def test_resume_loads_and_goes_on_after_the_step(tmp_path):
 async def test_explorer_driven_answers_while_it_waits_for_experiences():
     subject = trainer(FakeSource(1, is_endless=True), SyncStyle.EXPLORER_DRIVEN)
     running = asyncio.create_task(subject.run())
-    ticket = await asyncio.wait_for(subject.board.ask(0, 5), 5)
+    ticket = await asyncio.wait_for(subject.board.ask(0, 60), 60)
     assert ticket is not None and ticket.version == 1
-    assert await asyncio.wait_for(subject.board.ask(1, 5), 5) is None
+    assert await asyncio.wait_for(subject.board.ask(1, 60), 60) is None
     subject.stop()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)

@@ -3,7 +3,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from typing import cast
@@ -20,6 +19,7 @@ from trinity.utils.actor import ProcessDied, spawn
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NAMESPACE = "test_actor"
+LIMIT_S = 60  # far more than anything here takes, unless it never ends
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,7 +82,7 @@ class Part:
     async def sleep(self) -> None:
         self.seen.append("asleep")
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(1000)
         except asyncio.CancelledError:
             self.seen.append("cancelled")
             raise
@@ -171,10 +171,11 @@ async def test_an_error_of_the_constructor_comes_with_the_first_call() -> None:
     with pytest.raises(ValueError, match="no model there"):
         await stillborn.add()
     with pytest.raises(ProcessDied):
-        for _ in range(100):
-            with pytest.raises(ValueError):
-                await stillborn.add()
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                with pytest.raises(ValueError):
+                    await stillborn.add()
+                await asyncio.sleep(0.1)
 
 
 async def test_a_killed_process_is_noticed_by_all_calls(part: Part) -> None:
@@ -183,18 +184,16 @@ async def test_a_killed_process_is_noticed_by_all_calls(part: Part) -> None:
     while not await part.events():
         await asyncio.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
-    start = time.monotonic()
     with pytest.raises(ProcessDied, match=r"killed_process.*was killed or crashed"):
-        await waiting
+        await asyncio.wait_for(waiting, LIMIT_S)  # the call itself would take longer
     await end_of(part.add)
-    assert time.monotonic() - start < 10
 
 
 async def test_kill_ends_the_process(part: Part) -> None:
     process = psutil.Process(await part.pid())
     actor.kill(part)
     await end_of(part.add)
-    await asyncio.to_thread(process.wait, 20)
+    await asyncio.to_thread(process.wait, LIMIT_S)
     actor.kill(part)
     actor.kill(Part())
 
@@ -215,11 +214,9 @@ async def test_cancelling_a_call_cancels_it_over_there(part: Part) -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    for _ in range(100):
-        if (await part.events()) == ["asleep", "cancelled"]:
-            break
-        await asyncio.sleep(0.05)
-    assert await part.events() == ["asleep", "cancelled"]
+    async with asyncio.timeout(LIMIT_S):
+        while await part.events() != ["asleep", "cancelled"]:
+            await asyncio.sleep(0.05)
 
 
 async def test_a_timeout_here_frees_the_part_over_there(part: Part) -> None:
@@ -255,11 +252,11 @@ async def test_shared_values_are_read_in_place(part: Part) -> None:
 
 async def test_a_value_lost_with_its_process_says_so(part: Part) -> None:
     reference = await part.put_here()
-    assert isinstance(actor.fetch(reference, 10), np.ndarray)
+    assert isinstance(actor.fetch(reference, LIMIT_S), np.ndarray)
     os.kill(await part.pid(), signal.SIGKILL)
     await end_of(part.add)
     with pytest.raises((ProcessDied, TimeoutError)):
-        for _ in range(100):
+        while True:  # the store gives it until it notices
             actor.fetch(reference, 5)
             await asyncio.sleep(0.05)
 

@@ -1,6 +1,5 @@
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -56,15 +55,16 @@ async def test_code_can_not_reach_out(code, tmp_path):
 
 
 async def test_code_that_hangs_grows_or_babbles_is_ended():
-    start = time.monotonic()
-    loop, sleep, memory, output, _ = await asyncio.gather(
-        run_python("while True: pass", 1.0),
-        run_python("import time; time.sleep(100)", 1.0),
-        run_python("x = bytearray(2**31)"),
-        run_python("while True: print('x' * 1000)"),
-        run_python("import threading\nfor i in range(9): threading.Thread(target=print).start()"),
-    )
-    assert time.monotonic() - start < 10
+    async with asyncio.timeout(60):
+        loop, sleep, memory, output, _ = await asyncio.gather(
+            run_python("while True: pass", 1.0),
+            run_python("import time; time.sleep(1000)", 1.0),
+            run_python("x = bytearray(2**31)", 60),
+            run_python("while True: print('x' * 1000)", 60),
+            run_python(
+                "import threading\nfor i in range(9): threading.Thread(target=print).start()"
+            ),
+        )
     assert "Not done after 1 s" in loop.output and "Not done after 1 s" in sleep.output
     assert "MemoryError" in memory.output
     assert output.output.endswith("[output cut]") and len(output.output) < 30_000
@@ -73,6 +73,8 @@ async def test_code_that_hangs_grows_or_babbles_is_ended():
 
 async def test_the_code_sees_no_environment_and_leaves_no_files():
     os.environ["TRINITY_TEST_KEY"] = "k-123"
-    result = await run_python("import os; print(dict(os.environ)); open('f', 'w').write('x')")
+    code = "import os; print(dict(os.environ)); open('f', 'w').write('x'); print(os.getcwd())"
+    result = await run_python(code, 60)
     assert result.ok and "k-123" not in result.output
-    assert not list(Path("/tmp").glob("trinity_code_*/f"))
+    folder = Path(result.output.splitlines()[-1])
+    assert folder.name.startswith("trinity_code_") and not folder.exists()

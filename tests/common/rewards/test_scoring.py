@@ -1,5 +1,5 @@
 import asyncio
-import time
+import threading
 
 import pytest
 
@@ -30,13 +30,14 @@ async def test_async_rewards_and_weights():
 
 
 async def test_many_slow_rewards_run_side_by_side():
+    meeting = threading.Barrier(64)  # where nobody goes on before all are there
+
     def slow(response):
-        time.sleep(0.5)
+        meeting.wait(60)
         return 1.0
 
-    start = time.monotonic()
-    await asyncio.gather(*(Scorer(slow).score(response="x") for _ in range(64)))
-    assert time.monotonic() - start < 4.0  # one after the other: 32
+    found = await asyncio.gather(*(Scorer(slow).score(response="x") for _ in range(64)))
+    assert found == [{"reward": 1}] * 64
 
 
 async def test_retry_calls_again_and_then_gives_up():
@@ -69,14 +70,14 @@ async def test_a_loop_and_a_sleep_end_at_the_deadline():
             pass
 
     async def sleep(response):
-        await asyncio.sleep(100)
+        await asyncio.sleep(1000)
 
     for hanging in (loop, sleep):
-        start = time.monotonic()
         policy = RewardPolicy(timeout_s=0.3, on_error="raise")
         with pytest.raises(RewardError) as caught:
-            await Scorer(hanging, policy).score(response="x")
-        assert time.monotonic() - start < 2 and caught.value.is_fatal
+            async with asyncio.timeout(60):
+                await Scorer(hanging, policy).score(response="x")
+        assert caught.value.is_fatal
 
 
 def test_mistakes_are_told_at_the_start():
@@ -112,8 +113,9 @@ async def test_quick_rewards_share_a_thread_and_still_fail_alone():
         return float(response)
 
     scorer = Scorer(quick, RewardPolicy(timeout_s=0.3))
-    await scorer.score(response="1")
-    assert scorer._is_quick()
+    async with asyncio.timeout(60):
+        while not scorer._is_quick():  # a pause of the machine counts in the mean of its calls
+            await scorer.score(response="1")
     texts = ["1", "bad", "3", "hang", "5", "6"]
     outcomes = await scorer.score_all([{"response": text} for text in texts])
     values = [o["reward"] if isinstance(o, dict) else str(o) for o in outcomes]

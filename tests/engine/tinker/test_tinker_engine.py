@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import time
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from trinity.engine.tinker.settings import TinkerEngineSettings, TinkerServiceSe
 from trinity.synchronizer.channel import CheckpointChannel
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
+LIMIT_S = 100  # far less than the library goes on for by itself
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +111,9 @@ async def test_a_cancelled_request_is_cancelled_there_too(service, folder):
     task = await running(engine, SamplingParams(max_tokens=900, ignore_eos=True, n=8))
     await asyncio.sleep(0.3)
     task.cancel()
-    for _ in range(300):
-        if "cancel_future" in service.requests:
-            break
-        await asyncio.sleep(0.01)
-    assert "cancel_future" in service.requests
+    async with asyncio.timeout(60):
+        while "cancel_future" not in service.requests:
+            await asyncio.sleep(0.01)
     await engine.close()
 
 
@@ -127,7 +125,7 @@ async def test_requests_that_wait_end_with_the_engine(service, folder):
     await asyncio.sleep(0)
     await engine.close()
     with pytest.raises(RuntimeError, match="closed"):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
 
 
 async def test_sequences_longer_than_the_service_takes_are_refused_at_the_start(service, folder):
@@ -151,26 +149,25 @@ async def test_what_users_ask_for_is_at_the_temperature_that_is_trained_at(servi
 
 async def start(base_url: str, folder: str, **changes: object) -> str:
     """What a start fails with."""
-    place = {"base_model": NAME, "base_url": base_url, "start_timeout_s": 1.0, **changes}
+    place = {"base_model": NAME, "base_url": base_url, "start_timeout_s": LIMIT_S, **changes}
     engine = TinkerEngine(TinkerEngineSettings(TinkerServiceSettings(**place), folder))
-    before = time.monotonic()
     with pytest.raises(TrinityError) as error:
-        await engine.prepare()
-    assert time.monotonic() - before < 12
+        await asyncio.wait_for(engine.prepare(), 2 * LIMIT_S)
     return str(error.value)
 
 
 async def test_a_start_that_fails_names_the_service_and_why(service, folder, monkeypatch):
-    refused = await start("http://127.0.0.1:9", folder)
+    brief = {"start_timeout_s": 1.0}
+    refused = await start("http://127.0.0.1:9", folder, **brief)
     assert "service at http://127.0.0.1:9" in refused and "can't be reached" in refused
     unknown = await start(service.address, folder, base_model="other/model")
     assert "no model 'other/model'; it has toy/model" in unknown
     service.status = 503
-    assert "answers with status 503" in await start(service.address, folder)
+    assert "answers with status 503" in await start(service.address, folder, **brief)
     service.status = 429
-    assert "answers with status 429" in await start(service.address, folder)
+    assert "answers with status 429" in await start(service.address, folder, **brief)
     service.status, service.hangs = None, True
-    assert "does not answer" in await start(service.address, folder)
+    assert "does not answer" in await start(service.address, folder, **brief)
     service.hangs = False
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
     assert "Invalid API key" in await start(service.address, folder)
@@ -178,10 +175,10 @@ async def test_a_start_that_fails_names_the_service_and_why(service, folder, mon
     assert "must start with the 'tml-' prefix" in await start(service.address, folder)
 
 
-def heartbeats() -> int:
-    """Sessions of the library that go on telling a service that they live."""
+def heartbeats() -> set[asyncio.Task]:
+    """Of the library's sessions: they go on telling a service that they live."""
     tasks = [task for task in gc.get_objects() if issubclass(type(task), asyncio.Task)]
-    return sum("_session_heartbeat" in str(task.get_coro()) for task in tasks if not task.done())
+    return {t for t in tasks if not t.done() and "_session_heartbeat" in str(t.get_coro())}
 
 
 @pytest.mark.parametrize(
@@ -191,26 +188,26 @@ def heartbeats() -> int:
 async def test_a_service_that_dies_ends_requests_within_the_deadline(
     service, folder, fault, value, why
 ):
-    beating = heartbeats()
-    engine = engine_of(service, folder, timeout_s=1.0)
+    of_others = heartbeats()
+    engine = engine_of(service, folder, timeout_s=3.0)
     await engine.prepare()
-    assert heartbeats() == beating + 1
+    [beating] = heartbeats() - of_others
     setattr(service, fault, value)
-    before = time.monotonic()
-    with pytest.raises(TinkerServiceLost, match=f"no answer in 1 s.*{why}"):
-        await engine.sample(prompt(5), SamplingParams(max_tokens=2))
-    assert time.monotonic() - before < 8
+    with pytest.raises(TinkerServiceLost, match=f"no answer in 3 s.*{why}"):
+        await asyncio.wait_for(engine.sample(prompt(5), SamplingParams(max_tokens=2)), LIMIT_S)
     with pytest.raises(ConnectionError, match=r"model\.tinker\.timeout"):
         await engine.health()  # which ends the run
-    await asyncio.wait_for(engine.close(), 8)
-    assert heartbeats() == beating
+    await asyncio.wait_for(engine.close(), LIMIT_S)
+    async with asyncio.timeout(LIMIT_S):  # it is told to end, by the library's own thread
+        while not beating.done():
+            await asyncio.sleep(0.01)
 
 
 async def test_a_slow_request_of_a_living_service_is_not_its_death(service, folder):
-    engine = engine_of(service, folder, timeout_s=0.3)
+    engine = engine_of(service, folder, timeout_s=2.0)
     await engine.prepare()
-    with pytest.raises(TinkerServiceError, match=r"no answer in 0 s") as error:
-        await engine.sample(prompt(5), SamplingParams(max_tokens=900, ignore_eos=True))
+    with service.busy(), pytest.raises(TinkerServiceError, match=r"no answer in 2 s") as error:
+        await engine.sample(prompt(5), SamplingParams(max_tokens=2))
     assert not isinstance(error.value, ConnectionError)
     assert (await engine.health())["running"] == 0
     await engine.close()

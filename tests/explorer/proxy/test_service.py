@@ -138,5 +138,5 @@ async def test_too_few_engines_end_the_run(tmp_path):
     made._model.endpoint.group.engines[0].health = ill
     await made.prepare()
     with pytest.raises(ConnectionError, match="min_running_model_num"):
-        await asyncio.wait_for(made.next_batch(), 5)
+        await asyncio.wait_for(made.next_batch(), 60)
     await made.close()

@@ -1,6 +1,5 @@
 """Each thing that the group in `staged_group` exchanges, between two processes on the CPU."""
 
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -165,22 +164,20 @@ WANTED: dict[Callable[[int], Tensor], tuple[list[float], list[float]]] = {
 }
 
 
-def run(rank: int, port: int, results: object) -> None:
+def run(rank: int, place: str, results: object) -> None:
     staged_group.register()
-    address, limit = f"tcp://localhost:{port}", timedelta(seconds=60)
-    dist.init_process_group("staged", address, limit, world_size=2, rank=rank)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("staged", f"file://{place}", limit, world_size=2, rank=rank)
     for exchange in WANTED:
         results.put((exchange.__name__, rank, exchange(rank).tolist()))  # type: ignore[attr-defined]
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[tuple[str, int], list[float]]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[float]]:
+    place = str(tmp_path_factory.mktemp("ranks") / "meeting")
     results = multiprocessing.get_context("spawn").SimpleQueue()
-    multiprocessing.spawn(run, (port, results), nprocs=2)
+    multiprocessing.spawn(run, (place, results), nprocs=2)
     told = {}
     while not results.empty():
         name, rank, values = results.get()
