@@ -195,6 +195,12 @@ def test_rec_by_sequence():
     assert gradient[2] == pytest.approx([0, 0])
 
 
+def test_rec_by_sequence_may_weight_by_the_ratio_of_the_token():
+    args = {"clip_mode": "gspo-one-side", "weight": "importance_sampling"}
+    _, gradient, _ = run("rec", args, ratio=[[4.0, 0.25]], advantages=[[1.0, 1.0]])
+    assert gradient[0] == pytest.approx([-2, -0.125])
+
+
 def test_rec_weights_and_regularizers():
     ratios, advantages = [[2.0, 1.0]], [[1.0, -1.0]]
     _, gradient, _ = run(

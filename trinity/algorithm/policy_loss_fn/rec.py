@@ -29,8 +29,8 @@ class RECPolicyLossFn(PolicyLossFn):
         clip_mode: Which tokens are kept: all (``none``), those with a ratio inside the bounds
             (``two-side``), those that PPO would not clip (``one-side``; with the sequence's ratio
             ``gspo-one-side``), or two-side and the far ends that pull back (``ring``).
-        weight: ``importance_sampling``: the ratio; ``gspo_importance_sampling``: the sequence's
-            ratio, with ``gspo-one-side`` only; ``advantage``: ``exp(A / temp)``.
+        weight: ``importance_sampling``: the token's ratio; ``gspo_importance_sampling``: the
+            sequence's, with ``gspo-one-side`` only; ``advantage``: ``exp(A / temp)``.
         regularizer: ``k2``: ``coef (logprob - old_logprob)^2``; ``forward-kl``: ``-coef logprob``.
         regularizer_coef: That coefficient.
         temp: Temperature of ``weight: advantage``.
@@ -70,12 +70,16 @@ class RECPolicyLossFn(PolicyLossFn):
         self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor
     ) -> tuple[Tensor, Metrics]:
         logprob, old_logprob, advantages = visible(action_mask, logprob, old_logprob, advantages)
-        ratio_BT = self._ratio(logprob.detach(), old_logprob, action_mask)
-        is_kept_BT = self._is_kept(ratio_BT, advantages)
-        weighted_BT = advantages * self._weight(ratio_BT, advantages)
+        ratio_BT = log_ratio(logprob.detach(), old_logprob).exp()
+        is_by_sequence = self.clip_mode == "gspo-one-side"
+        clipped_BT = ratio_BT
+        if is_by_sequence:
+            log_ratio_B = sequence_log_ratio(logprob.detach(), old_logprob, action_mask)
+            clipped_BT = log_ratio_B.exp()[:, None].expand_as(logprob)
+        is_kept_BT = self._is_kept(clipped_BT, advantages)
+        weighted_BT = advantages * self._weight(ratio_BT, clipped_BT, advantages)
         loss_BT = torch.where(is_kept_BT, -weighted_BT * logprob, torch.zeros_like(logprob))
         loss_BT = loss_BT + self._penalty(logprob, old_logprob)
-        is_by_sequence = self.clip_mode == "gspo-one-side"
         mode = "seq-mean-token-mean" if is_by_sequence else "token-mean"
         loss = aggregate_loss(loss_BT, action_mask, mode)
         return loss, {
@@ -83,12 +87,6 @@ class RECPolicyLossFn(PolicyLossFn):
             "pg_clipfrac": mean_metric((~is_kept_BT).float(), action_mask),
             "ppo_kl": mean_metric(old_logprob - logprob, action_mask),
         }
-
-    def _ratio(self, logprob: Tensor, old_logprob: Tensor, mask: Tensor) -> Tensor:
-        if self.clip_mode == "gspo-one-side":
-            log_ratio_B = sequence_log_ratio(logprob, old_logprob, mask)
-            return log_ratio_B.exp()[:, None].expand_as(logprob)
-        return log_ratio(logprob, old_logprob).exp()
 
     def _is_kept(self, ratio_BT: Tensor, advantage_BT: Tensor) -> Tensor:
         if self.clip_mode == "none":
@@ -107,12 +105,13 @@ class RECPolicyLossFn(PolicyLossFn):
             is_negative_BT & (ratio_BT >= self.low)
         )
 
-    def _weight(self, ratio_BT: Tensor, advantage_BT: Tensor) -> Tensor:
+    def _weight(self, ratio_BT: Tensor, clipped_BT: Tensor, advantage_BT: Tensor) -> Tensor:
+        """[B, T] by the token's ratio, the one that is clipped, or the advantage."""
         if self.weight == "none":
             return torch.ones_like(ratio_BT)
         if self.weight == "advantage":
             return (advantage_BT / self.temp).clamp(max=MAX_LOG_RATIO).exp()
-        return ratio_BT
+        return ratio_BT if self.weight == "importance_sampling" else clipped_BT
 
     def _penalty(self, logprob: Tensor, old_logprob: Tensor) -> Tensor:
         if self.regularizer == "k2":
