@@ -110,6 +110,14 @@ def test_wrong_names_and_arguments_are_named():
         operator("reward_filter", treshold=1)
 
 
+def test_operators_have_the_auxiliary_models():
+    made, *_ = create_operators([OperatorConfig(name="reward_filter", args={})])
+    assert not made.auxiliary_models
+    pipeline = ExperiencePipeline([made, GRPOGroupAdvantage()], QueueWriter(QueueStorage("out")))
+    pipeline.set_auxiliary_models({"judge": ["client"]})
+    assert made.auxiliary_models["judge"] == ["client"]
+
+
 @EXPERIENCE_OPERATORS.register_module("test_halve")
 class Halve(ExperienceOperatorV1):
     """Keeps every other experience, with coroutines."""

@@ -24,3 +24,15 @@ def test_failing_and_hanging_rewards_are_counted_and_named(
     assert "this prompt has no score" in log
     assert "not done after 2 s" in log and "on response" in log
     assert run.remaining() == []
+
+
+def test_operators_ask_auxiliary_models(toy: Toy, start: Start, tmp_path: Path) -> None:
+    judge = {"name": "judge", "model_path": str(toy.model), "engine_type": "torch"}
+    config = toy.config(
+        tmp_path,
+        buffer__total_steps=2,
+        explorer__auxiliary_models=[judge],
+        data_processor__experience_pipeline={"operators": [{"name": "toy_judged"}]},
+    )
+    run = start(config).succeed()
+    assert min(scalars(run.job, "explorer")["experience_pipeline/judged"]) >= 1

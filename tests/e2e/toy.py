@@ -56,6 +56,22 @@ class SlowLoss(PPOPolicyLossFn):
         time.sleep(self.seconds)
         return super().__call__(logprob, old_logprob, action_mask, advantages)
 """
+OPERATOR_PLUGIN = """
+from trinity.buffer.operators import EXPERIENCE_OPERATORS, ExperienceOperator
+
+
+@EXPERIENCE_OPERATORS.register_module("toy_judged")
+class Judged(ExperienceOperator):
+    async def process(self, exps):
+        [judge] = self.auxiliary_models["judge"]
+        for experience in exps:
+            said = [{"role": "user", "content": experience.response_text}]
+            reply = await judge.chat.completions.create(
+                model="judge", messages=said, max_completion_tokens=2
+            )
+            experience.info["verdict_tokens"] = reply.usage.completion_tokens
+        return exps, {"judged": len({e.info["verdict_tokens"] for e in exps} - {0})}
+"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,7 @@ class Toy:
         self.plugins.mkdir()
         (self.plugins / "toy_reward.py").write_text(PLUGIN)
         (self.plugins / "toy_loss.py").write_text(LOSS_PLUGIN)
+        (self.plugins / "toy_operator.py").write_text(OPERATOR_PLUGIN)
         for name, count in (("train", 64), ("eval", 4), ("sft", 32)):
             lines = [json.dumps(_row(random.Random(f"{name} {i}"), i)) for i in range(count)]
             (self.root / f"{name}.jsonl").write_text("\n".join(lines) + "\n")

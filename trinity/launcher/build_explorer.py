@@ -8,6 +8,7 @@ from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.common.constants import ConcurrentMode, Mode, StorageType
 from trinity.common.models import ModelWrapper
+from trinity.common.models.auxiliary import AuxiliaryClients
 from trinity.common.models.protocol import InferenceEngine
 from trinity.explorer.benchmark import NoSink, NoTasks
 from trinity.explorer.explorer import Explorer, ExplorerSettings, TaskSource
@@ -47,6 +48,8 @@ def build(
         serve(plan, model, f"{config.explorer.name}_auxiliary_{index}_model")
         for index, model in enumerate(config.explorer.auxiliary_models)
     ]
+    if buffers.pipeline is not None:
+        buffers.pipeline.set_auxiliary_models(AuxiliaryClients(_models(auxiliary)))
     scheduler: BatchSource
     tasks: TaskSource
     if config.mode is Mode.SERVE:
@@ -145,7 +148,7 @@ def _pool(
 
     def make_runner(index: int, generation: int) -> WorkflowRunner:
         model = ModelWrapper(_nearest(rollout.engines, index), rollout.settings)
-        others = [ModelWrapper(list(served.engines), served.settings) for served in auxiliary]
+        others = _models(auxiliary)
         return actor.spawn(
             WorkflowRunner,
             index,
@@ -166,6 +169,10 @@ def _pool(
         report_interval_s=explorer.runner_state_report_interval,
         say=say,
     )
+
+
+def _models(served: Sequence[Served]) -> list[ModelWrapper]:
+    return [ModelWrapper(list(one.engines), one.settings) for one in served]
 
 
 def _nearest(engines: Sequence[InferenceEngine], index: int) -> list[InferenceEngine]:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Awaitable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from trinity.common.config.data_processor import OperatorConfig
@@ -24,6 +25,10 @@ class ExperienceOperator:
     the last; all may be coroutines too.
     """
 
+    auxiliary_models: Mapping[str | int, Sequence[Any]] = MappingProxyType({})
+    """Async OpenAI clients of `explorer.auxiliary_models`, by name and by position, from the first
+    `process` on: ``self.auxiliary_models["judge"][0]``."""
+
     def prepare(self) -> Awaitable[None] | None:
         """Get ready: connect, load."""
         return None
@@ -36,8 +41,9 @@ class ExperienceOperator:
         """Let go of what `prepare` took."""
         return None
 
-    def set_auxiliary_models(self, models: Mapping[str | int, Sequence[object]]) -> None:
-        """Take clients of the auxiliary models, by name and by position; most need none."""
+    def set_auxiliary_models(self, models: Mapping[str | int, Sequence[Any]]) -> None:
+        """Take the clients of the auxiliary models, to be asked in `process`."""
+        self.auxiliary_models = models
 
 
 class ExperienceOperatorV1(ExperienceOperator):
@@ -62,7 +68,7 @@ EXPERIENCE_OPERATORS: Registry[type[ExperienceOperator]] = Registry(
 
 def create_operators(
     configs: Sequence[OperatorConfig],
-    auxiliary_models: Mapping[str | int, Sequence[object]] | None = None,
+    auxiliary_models: Mapping[str | int, Sequence[Any]] | None = None,
 ) -> list[ExperienceOperator]:
     """The operators of a config, in order.
 
@@ -74,7 +80,7 @@ def create_operators(
 
 
 def _create(
-    config: OperatorConfig, models: Mapping[str | int, Sequence[object]]
+    config: OperatorConfig, models: Mapping[str | int, Sequence[Any]]
 ) -> ExperienceOperator:
     kind = EXPERIENCE_OPERATORS.get(config.name)
     try:

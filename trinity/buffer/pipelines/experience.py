@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from trinity.buffer.operators.base import Processor
+from trinity.buffer.operators.base import ExperienceOperator, Processor
 from trinity.buffer.reader.base import BufferReader
 from trinity.buffer.writer.base import BufferWriter
 from trinity.common.constants import SELECTOR_METRIC
@@ -47,6 +47,12 @@ class ExperiencePipeline:
         self._open_inputs = dict(inputs or {})
         self._logger = logger or logging.getLogger(__name__)
         self._ends = AsyncExitStack()
+
+    def set_auxiliary_models(self, models: Mapping[str | int, Sequence[Any]]) -> None:
+        """Give the operators their clients of the auxiliary models."""
+        for operator in self.operators:
+            if isinstance(operator, ExperienceOperator):
+                operator.set_auxiliary_models(models)
 
     async def prepare(self) -> None:
         """Prepare the operators and take part as a writer.
