@@ -315,6 +315,11 @@ def test_a_length_that_does_not_fit_is_named(name: str) -> None:
         Experience(tokens=[1, 2, 3], **{name: [1, 1, 1]})
 
 
+def test_another_truncate_status_is_named() -> None:
+    with pytest.raises(ValueError, match=r"is 'truncated'; it may be None, 'prompt_truncated'"):
+        Experience(tokens=[1, 2], truncate_status="truncated")
+
+
 @pytest.mark.parametrize("prompt_length", [0, -1, 4])
 def test_prompt_length_must_fit(prompt_length: int) -> None:
     with pytest.raises(ValueError, match="prompt_length"):

@@ -155,6 +155,7 @@ async def test_three_steps(tmp_path, name):
         assert critic is None or metrics["critic/grad_norm"] > 0
         assert math.isfinite(metrics["actor/final_loss"]) and metrics["actor/grad_norm"] > 0
         assert all(math.isfinite(value) for value in metrics.values()), metrics
+        assert ("actor/entropy" in metrics) == reads(config, "entropy")
         monitor.log(metrics, step)
     monitor.close()
     assert set(metrics) <= set(scalars(tmp_path / "monitor"))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from secrets import token_hex
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ _TENSORS_OF, _VALUES_OF = attrgetter(*TENSOR_FIELDS), attrgetter(*_PLAIN_FIELDS)
 
 Messages = list[dict[str, object]]
 TruncateStatus = Literal["prompt_truncated", "response_truncated"]
+_TRUNCATE_STATUSES = get_args(TruncateStatus)
 GroupKey = Literal["task", "run", "step"]
 
 
@@ -124,7 +125,7 @@ class Experience:
         custom_fields: Values of ``info`` that the trainer needs as tensors.
 
     Raises:
-        ValueError: A length does not fit the tokens.
+        ValueError: A length does not fit the tokens, or `truncate_status` is another word.
     """
 
     def __init__(
@@ -199,6 +200,11 @@ class Experience:
 
     def _check(self) -> None:
         num_tokens = len(self.tokens)
+        if self.truncate_status is not None and self.truncate_status not in _TRUNCATE_STATUSES:
+            raise ValueError(
+                f"truncate_status is {self.truncate_status!r}; it may be None, "
+                f"{' or '.join(map(repr, _TRUNCATE_STATUSES))}."
+            )
         if not 0 < self.prompt_length <= num_tokens:
             raise ValueError(
                 f"prompt_length is {self.prompt_length}, but there are {num_tokens} tokens: "

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trinity.algorithm.advantage_fn.base import AdvantageFn
 from trinity.algorithm.kl_fn.base import KLFn
+from trinity.algorithm.utils import masked_mean
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainEngine
 from trinity.utils.metrics import Metrics
@@ -72,6 +73,7 @@ class Preparation:
         if self.needs_entropy:
             given = {name: found[name] for name in ("entropy", "necs") if name in found}
             batch = batch.with_columns(**given)
+            metrics["actor/entropy"] = float(masked_mean(found["entropy"], columns["action_mask"]))
         if self.recomputes_old_logprobs or self.correction is not None:
             batch = batch.with_columns(old_logprob=found["logprob"])
         if self.correction is not None:

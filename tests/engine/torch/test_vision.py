@@ -9,10 +9,13 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, CLIPImageProcessorPil, CLIPVisionConfig, LlavaConfig
 
 from tests.common.models import toy
+from trinity.buffer.rows.check import RowFault
+from trinity.buffer.schema import FORMATTER
+from trinity.common.config.buffer import FormatConfig
 from trinity.common.experience import deserialize_many, serialize_many
 from trinity.common.models import ModelSettings, ModelWrapper, SamplingParams
 from trinity.common.models.fake import FakeModel
-from trinity.common.models.loading import load_causal_lm
+from trinity.common.models.loading import load_causal_lm, load_tokenizer
 from trinity.common.models.vision import PIXELS, load_image
 from trinity.common.workflows import Task
 from trinity.engine.torch import TorchEngine, TorchEngineSettings
@@ -188,3 +191,58 @@ async def test_a_row_without_an_image_is_told():
     )  # fmt: skip
     with pytest.raises(ValueError, match="no image in the column"):
         await task.to_workflow(FakeModel(["x"])).run_async()
+
+
+def answers(folder, rows, **keys):
+    """What SFT makes of rows with the columns `q`, `a` and `picture`."""
+    config = FormatConfig(prompt_type="plaintext", **{**FORMAT, **keys})
+    made = FORMATTER.get("sft")(config, load_tokenizer(folder), 256)
+    return [made.format(row) for row in rows]
+
+
+async def test_answers_about_images_are_rows_like_sampled_ones(model, folder):
+    [sampled, *_] = await rows_of(model, picture("red"))
+    row = {"q": "What is it?", "a": "the sum", "picture": picture("red")}
+    [found, two] = answers(
+        folder,
+        [row, {**row, "q": "<image> or <image>?", "picture": [picture("red"), picture("blue")]}],
+    )
+    length = sampled.prompt_length
+    assert found.prompt_length == length
+    assert found.tokens[:length].tolist() == sampled.tokens[:length].tolist()
+    torch.testing.assert_close(found.multi_modal_inputs[PIXELS], sampled.multi_modal_inputs[PIXELS])
+    assert found.response_text.startswith("the sum") and found.action_mask.all()
+    assert found.prompt_text.count("<image>") == 1
+    assert two.multi_modal_inputs[PIXELS].shape[0] == 2
+    [again] = deserialize_many(serialize_many([found]))
+    batch = TrainBatch.from_experiences([found, again])
+    network, _ = load_causal_lm(folder, "float32", 0)
+    loss = -Policy(network).token_outputs(batch).by_row(batch)["logprob"].sum()
+    loss.backward()
+    seen = network.model.vision_tower.embeddings.patch_embedding.weight.grad
+    assert seen is not None and seen.abs().sum() > 0
+
+
+def test_a_video_of_an_answer_is_its_pictures(folder):
+    row = {"q": "What is in <video>?", "a": "x", "film": [picture("red")] * 20}
+    [found] = answers(folder, [row], image_key=None, video_key="film")
+    assert found.multi_modal_inputs[PIXELS].shape[0] == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "reason"),
+    [
+        ({"q": "<image> or <image>?"}, "q", "2 <image> marks, the row 1 images"),
+        ({"picture": None}, "picture", "no image and no video"),
+        ({"picture": b"no picture"}, "q", "can't be read"),
+    ],
+)
+def test_rows_whose_images_do_not_fit_are_bad(folder, change, key, reason):
+    row = {"q": "?", "a": "x", "picture": picture("red"), **change}
+    with pytest.raises(RowFault, match=reason) as fault:
+        answers(folder, [row])
+    assert fault.value.key == key
+    check = FORMATTER.get("sft").check
+    if reason != "can't be read":  # pictures are decoded when the row is read
+        with pytest.raises(RowFault, match=reason):
+            check(row, FormatConfig(prompt_type="plaintext", **FORMAT))

@@ -39,6 +39,7 @@ class ExperienceFormatter(ABC):
             model_path=str(getattr(tokenizer, "name_or_path", "")),
             chat_template=config.chat_template,
             enable_thinking=config.enable_thinking,
+            enable_multimodal=bool(config.image_key or config.video_key),
         )
         self.chat = ChatFormat(settings, tokenizer)
 

@@ -24,6 +24,14 @@ def value_of(row: Row, key: str) -> object:
     return value
 
 
+def optional_value(row: Row, key: str | None) -> object:
+    """The value at ``key``; None if it is missing, null, or there is no key."""
+    try:
+        return lookup(row, key) if key else None
+    except KeyError:
+        return None
+
+
 def text_of(row: Row, key: str) -> str:
     """The text at ``key``, which must not be blank."""
     value = value_of(row, key)
@@ -47,10 +55,7 @@ def messages_of(row: Row, key: str) -> Messages:
 
 def tools_of(row: Row, key: str) -> Messages | None:
     """The tools at ``key``: a list of objects, or the same as JSON text; None without any."""
-    try:
-        value = lookup(row, key)
-    except KeyError:
-        return None
+    value = optional_value(row, key)
     if value is None or value == "":
         return None
     value = _parsed(value, key)

@@ -1,11 +1,15 @@
 """Rows to train on by imitation: question and answer, dialogues, plain text."""
 
-from trinity.buffer.rows import Row, lookup
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trinity.buffer.rows import Row
 from trinity.buffer.schema.base import ExperienceFormatter
 from trinity.buffer.schema.messages import (
     RowFault,
     common_prefix,
     messages_of,
+    optional_value,
     text_of,
     tools_of,
 )
@@ -13,6 +17,8 @@ from trinity.common.config.buffer import FormatConfig
 from trinity.common.constants import PromptType
 from trinity.common.experience import Experience, Messages
 from trinity.common.models.masking import mask_messages
+from trinity.common.models.media import check_media, media_of, parts_of
+from trinity.common.models.vision import PIXELS
 
 
 class SFTFormatter(ExperienceFormatter):
@@ -30,6 +36,10 @@ class SFTFormatter(ExperienceFormatter):
     @classmethod
     def check(cls, row: Row, config: FormatConfig) -> None:
         _dialogue(row, config)
+        if shows_images(config):
+            images, videos = _media_columns(row, config)
+            with _told_of(config.prompt_key):
+                check_media(text_of(row, config.prompt_key), images, videos)
 
     def format(self, row: Row) -> Experience:
         is_messages = self.config.prompt_type is PromptType.MESSAGES
@@ -38,7 +48,25 @@ class SFTFormatter(ExperienceFormatter):
         tools = tools_of(row, self.config.tools_key)
         if is_messages and self.config.enable_concatenated_multi_turn:
             return self._multi_turn(messages, tools, key)
+        if shows_images(self.config):
+            return self._with_images(row, messages)
         return self._last_turn(messages, tools, key)
+
+    def _with_images(self, row: Row, messages: Messages) -> Experience:
+        """The answer to a question about pictures; its texts have the marks, not the pictures."""
+        key = self.config.prompt_key
+        images, videos = _media_columns(row, self.config)
+        *lead, asked, answer = messages
+        with _told_of(key):
+            parts = parts_of(text_of(row, key), media_of(images, videos))
+            shown = [*lead, {**asked, "content": parts}, answer]
+            experience = self._last_turn(shown, None, self.config.response_key)
+            assert self.chat.vision is not None
+            pixels = self.chat.vision.pixels(shown, experience.tokens.tolist())
+        experience.messages = messages
+        experience.prompt_text = self.chat.render(shown[:-1], continues_last=False)
+        experience.multi_modal_inputs = None if pixels is None else {PIXELS: pixels}
+        return experience
 
     def _last_turn(self, messages: Messages, tools: Messages | None, key: str) -> Experience:
         if messages[-1]["role"] != "assistant":
@@ -115,9 +143,30 @@ def prompt_messages(row: Row, config: FormatConfig) -> Messages:
     return [*lead, {"role": "user", "content": text_of(row, config.prompt_key)}]
 
 
-def _optional_text(row: Row, key: str) -> str | None:
+def shows_images(config: FormatConfig) -> bool:
+    """Whether rows have pictures or videos."""
+    return bool(config.image_key or config.video_key)
+
+
+def _media_columns(row: Row, config: FormatConfig) -> tuple[object, object]:
+    """The images and the videos of a row; `RowFault` if it has neither."""
+    found = [optional_value(row, key) for key in (config.image_key, config.video_key)]
+    if all(value is None or value == [] for value in found):
+        raise RowFault(config.image_key or config.video_key or "", "no image and no video")
+    return found[0], found[1]
+
+
+@contextmanager
+def _told_of(key: str) -> Iterator[None]:
+    """Pictures that can't be had, or don't fit the text at ``key``, are the row's fault."""
     try:
-        value = lookup(row, key)
-    except KeyError:
-        return None
+        yield
+    except RowFault:
+        raise
+    except ValueError as error:
+        raise RowFault(key, str(error)) from error
+
+
+def _optional_text(row: Row, key: str) -> str | None:
+    value = optional_value(row, key)
     return None if value is None else str(value)

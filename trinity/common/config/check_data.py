@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trinity.common.config.buffer import DataSelectorConfig, TasksetConfig
 from trinity.common.config.case import Case, Check
 from trinity.common.config.derive_data import EXPERIENCES, INPUT
-from trinity.common.constants import Mode, StorageType
+from trinity.common.constants import Mode, PromptType, StorageType
 from trinity.common.errors import Problem
 
 _GENERATORS = (StorageType.REASONING_GYM, StorageType.VERIFIERS)
@@ -181,16 +181,25 @@ def _auxiliary_buffers(case: Case) -> Iterator[Problem]:
             yield Problem(f"{key}.path", message, "Add `path: ...` to it.")
 
 
-def _data_sets_without_images(case: Case) -> Iterator[Problem]:
+def _data_sets_with_images(case: Case) -> Iterator[Problem]:
     inputs = case.config.buffer.trainer_input
     buffers = {EXPERIENCES: inputs.experience_buffer} if inputs.experience_buffer else {}
     for name, buffer in inputs.auxiliary_buffers.items():
         buffers[f"buffer.trainer_input.auxiliary_buffers.{name}"] = buffer
+    trainer = case.config.trainer.trainer_type
     for key, buffer in buffers.items():
+        is_plain = buffer.format.prompt_type is PromptType.PLAINTEXT
         for name in ("image_key", "video_key"):
-            if getattr(buffer.format, name):
-                message = "Images are read in tasks; a data set of answers is text only."
-                yield case.problem(f"{key}.format.{name}", message, "Remove it.")
+            if not getattr(buffer.format, name):
+                continue
+            if buffer.schema_type != "sft" or not is_plain:
+                message = "Of data sets of answers only SFT ones with plain text have images."
+                fix = "Remove it, or set `schema_type: sft` and `format.prompt_type: plaintext`."
+                yield case.problem(f"{key}.format.{name}", message, fix)
+            elif trainer != "torch":
+                message = f"`trainer_type: {trainer}` trains on texts only."
+                fix = "Remove it, or set `trainer.trainer_type: torch`."
+                yield case.problem(f"{key}.format.{name}", message, fix)
 
 
 def _pipelines(case: Case) -> Iterator[Problem]:
@@ -217,6 +226,6 @@ DATA_CHECKS: tuple[Check, ...] = (
     _batch,
     _experience_buffer,
     _auxiliary_buffers,
-    _data_sets_without_images,
+    _data_sets_with_images,
     _pipelines,
 )

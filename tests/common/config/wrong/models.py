@@ -23,11 +23,31 @@ CASES = [
         {f"{ROLLOUT}.enable_multimodal": DROP},
     ),
     Wrong(
-        "images in a data set of answers",
-        {**SFT, EXPERIENCES: {"path": "/data/sft", "format": {"image_key": "picture"}}},
+        "images in a data set of dialogues",
+        {
+            **SFT,
+            EXPERIENCES: {
+                "path": "/data/sft",
+                "format": {"image_key": "picture", "prompt_type": "messages"},
+            },
+        },
         f"{EXPERIENCES}.format.image_key",
-        "Remove it",
-        SFT,
+        "`format.prompt_type: plaintext`",
+        {f"{EXPERIENCES}.format.prompt_type": "plaintext"},
+    ),
+    Wrong(
+        "images for a trainer that reads texts",
+        {
+            **SFT,
+            EXPERIENCES: {
+                "path": "/data/sft",
+                "format": {"video_key": "film", "prompt_type": "plaintext"},
+            },
+            "trainer.trainer_type": "verl",
+        },
+        f"{EXPERIENCES}.format.video_key",
+        "`trainer.trainer_type: torch`",
+        {"trainer.trainer_type": "torch"},
     ),
     Wrong(
         "an engine of another number format than the trainer's",
