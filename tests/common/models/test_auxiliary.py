@@ -24,7 +24,7 @@ async def test_clients_by_name_and_by_position() -> None:
     reply = await judge.chat.completions.create(model="judge", messages=said)
     assert reply.choices[0].message.content == "the sum"
     assert clients["judge"][0] is judge
-    with pytest.raises(KeyError, match="has no 'critic'.*'judge'"):
+    with pytest.raises(KeyError, match=r"has no 'critic'.*'judge'"):
         clients["critic"]
 
 

@@ -108,8 +108,10 @@ async def test_what_is_rewarded_over_http_becomes_a_step(tmp_path):
         client = TrinityClient(address, "key")
         assert await client.alive_async() and await client.get_metrics_async() == status
         assert await client.commit_async() == 0
-        with pytest.raises(httpx.HTTPStatusError):
+        with pytest.raises(httpx.HTTPStatusError, match=r"404. No reply 'chatcmpl-.*trained"):
             await client.feedback_async(1.0, [first["id"]], "q")
+        with pytest.raises(httpx.HTTPStatusError, match=r"401. The API key is missing or wrong"):
+            await TrinityClient(address, "wrong").commit_async()
         assert not await TrinityClient(address, "wrong").alive_async()
     for path in ("/feedback", "/commit"):
         assert httpx.post(f"{address}{path}", json=told).status_code == 401
@@ -126,6 +128,8 @@ async def test_what_is_rewarded_over_http_becomes_a_step(tmp_path):
         (1, "q", 2, 0.5),
     ]
     assert result.metrics["rollout/reward/mean"] == 0.5 and len(tasks) == 1
+    assert result.metrics["rollout/model_0/total_request_count"] == 3
+    assert result.metrics["rollout/model_0/model_version"] == 0
     assert {e.eid.suffix for e in made._log.written} == {a["id"] for a in (first, second, third)}
 
 

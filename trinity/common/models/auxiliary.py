@@ -22,8 +22,9 @@ class AuxiliaryClients(Mapping[str | int, "list[AsyncOpenAI]"]):
     """
 
     def __init__(self, models: Sequence[ModelWrapper]) -> None:
-        named = {model.model_name: model for model in reversed(models)}
-        self._models: dict[str | int, ModelWrapper] = {**dict(enumerate(models)), **named}
+        self._models: dict[str | int, ModelWrapper] = dict(enumerate(models))
+        for model in models:
+            self._models.setdefault(model.model_name, model)
         self._clients: dict[str | int, list[AsyncOpenAI]] = {}
 
     def __getitem__(self, key: str | int) -> list[AsyncOpenAI]:

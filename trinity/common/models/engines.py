@@ -23,6 +23,8 @@ class EngineGroup:
     def __init__(self, engines: InferenceEngine | Sequence[InferenceEngine]) -> None:
         self.engines = list(engines) if isinstance(engines, Sequence) else [engines]
         self._load = [0] * len(self.engines)
+        self.num_requests = [0] * len(self.engines)
+        """Requests of this process so far, by engine."""
 
     @property
     def load(self) -> int:
@@ -100,6 +102,7 @@ class EngineGroup:
         order = sorted(range(len(self.engines)), key=lambda place: self._load[place])
         for attempt, place in enumerate(order, start=1):
             self._load[place] += 1
+            self.num_requests[place] += 1
             try:
                 return await request(self.engines[place])
             except ConnectionError:

@@ -15,8 +15,9 @@ class RewardFn(ABC):
 
     ``__init__`` takes the settings (`reward_fn_args` of the taskset). ``__call__`` names what it
     wants to see and gets exactly that: ``response``, ``truth``, ``prompt``, ``messages``,
-    ``tokens``, ``truncation``, ``task``, ``metadata`` (see `docs/write_a_reward.md`); with ``**kwargs``
-    it gets all. It returns named parts, whose sum is the reward, or one number; it may be async.
+    ``tokens``, ``truncation``, ``task``, ``metadata`` (see `docs/write_a_reward.md`); with
+    ``**kwargs`` it gets all. It returns named parts, whose sum is the reward, or one number; it
+    may be async.
 
     Set ``is_isolated`` if a call may hang in a way that a thread can't be rid of: it then runs
     in a process of its own, which is killed at the deadline. `quick` spares most responses that

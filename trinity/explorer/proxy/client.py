@@ -1,5 +1,6 @@
 """`TrinityClient`: talks to a run in mode `serve` from a program of the user's."""
 
+import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ class TrinityClient:
         return AsyncOpenAI(base_url=f"{self._url}/v1", api_key=self._key)
 
     async def alive_async(self) -> bool:
-        """Whether the service answers."""
+        """Whether the service answers, and takes the key."""
         import httpx
 
         try:
@@ -66,7 +67,7 @@ class TrinityClient:
         return await self._ask("GET", "/status")
 
     def alive(self) -> bool:
-        """Whether the service answers."""
+        """`alive_async` for a program that is not async."""
         return run_sync(self.alive_async())
 
     def feedback(
@@ -89,5 +90,17 @@ class TrinityClient:
         headers = {"Authorization": f"Bearer {self._key}"}
         async with httpx.AsyncClient(timeout=_TIMEOUT_S, headers=headers) as client:
             answer = await client.request(method, f"{self._url}{path}", json=body)
-        found: dict[str, Any] = answer.raise_for_status().json()
+        if answer.is_error:
+            text = f"{method} {path}: {answer.status_code}. {_reason(answer.text)}"
+            raise httpx.HTTPStatusError(text, request=answer.request, response=answer)
+        found: dict[str, Any] = answer.json()
         return found
+
+
+def _reason(body: str) -> str:
+    """What the service says went wrong: the message in the body, or all of it."""
+    try:
+        told = json.loads(body)
+        return str(told["error"]["message"] if "error" in told else told["detail"])
+    except (ValueError, KeyError, TypeError):
+        return body

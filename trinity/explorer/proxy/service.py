@@ -17,7 +17,7 @@ from trinity.common.models.protocol import InferenceEngine
 from trinity.common.workflows import Task
 from trinity.explorer.proxy.desk import Desk
 from trinity.explorer.scheduler import BatchResult, TaskStatus
-from trinity.utils.metrics import summarize
+from trinity.utils.metrics import Metrics, summarize
 
 if TYPE_CHECKING:
     from trinity.common.models import ModelWrapper
@@ -129,6 +129,7 @@ class Service:
         metrics = summarize([e.metrics for e in batch], "rollout")
         metrics |= {f"rollout/{name}": value for name, value in self.desk.counts().items()}
         metrics["rollout/finished_task_count"] = float(len(statuses))
+        metrics |= await self._engine_metrics()
         return BatchResult(batch, statuses, metrics)
 
     def progress(self, batch_id: int | str) -> tuple[int, int]:
@@ -190,6 +191,18 @@ class Service:
             "engines": len(self._engines),
             "healthy_engines": self._num_healthy,
         }
+
+    async def _engine_metrics(self) -> Metrics:
+        """Requests and version of each engine; of one that does not answer, the requests alone."""
+        asked = [engine.version() for engine in self._engines]
+        versions = await asyncio.gather(*asked, return_exceptions=True)
+        metrics: Metrics = {}
+        for index, count in enumerate(self._model.endpoint.group.num_requests):
+            metrics[f"rollout/model_{index}/total_request_count"] = float(count)
+            version = versions[index]
+            if not isinstance(version, BaseException):
+                metrics[f"rollout/model_{index}/model_version"] = float(version)
+        return metrics
 
     async def _watch_engines(self) -> None:
         """Look after the engines; fewer than needed at two looks in a row is an error."""
