@@ -105,7 +105,7 @@ class Command:
 
         return self.wait_for(find, f"process of {part}")
 
-    def remaining(self, grace_s: float = 5) -> list[str]:
+    def remaining(self, grace_s: float = 30) -> list[str]:
         """What of its processes is left some seconds after its end."""
         deadline = time.monotonic() + grace_s
         while (left := processes_of(self.mark)) and time.monotonic() < deadline:
@@ -153,7 +153,7 @@ def trinity_run(
         for left in processes_of(mark):
             with suppress(psutil.Error):
                 left.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def _environment(mark: str, extra: Mapping[str, str]) -> dict[str, str]:

@@ -35,12 +35,12 @@ def test_ctrl_c_saves_and_a_second_start_of_the_job_is_refused(
 
 @pytest.mark.long
 def test_a_second_ctrl_c_stops_at_once(toy: Toy, start: Start, tmp_path: Path) -> None:
-    """The loss is a plugin, of a folder in the environment, and each step takes a minute."""
+    """The loss is a plugin, of a folder in the environment, and each step takes minutes."""
     mark = tmp_path / "training"
     config = toy.config(
         tmp_path,
         algorithm__policy_loss_fn="toy_slow_loss",
-        algorithm__policy_loss_fn_args={"seconds": 60, "mark": str(mark)},
+        algorithm__policy_loss_fn_args={"seconds": 500, "mark": str(mark)},
     )
     run = start(config, plugins=None, env={"TRINITY_PLUGIN_DIRS": str(toy.plugins)})
     run.wait_for(mark.exists, "a training step")
@@ -49,8 +49,6 @@ def test_a_second_ctrl_c_stops_at_once(toy: Toy, start: Start, tmp_path: Path) -
     time.sleep(1)
     assert run.process.poll() is None
     run.interrupt()
-    start_s = time.monotonic()
-    assert run.wait() == 130
-    assert time.monotonic() - start_s < 10
+    assert run.wait(timeout_s=60) == 130  # the step would take longer
     assert not list(run.job.glob("global_step_*"))
     assert run.remaining() == []

@@ -83,13 +83,16 @@ def test_a_killed_run_goes_on_bitwise_the_same(
         tmp_path,
         buffer__total_steps=4,
         trainer__save_interval=1,
-        buffer__explorer_input__taskset={"default_reward_fn_type": "toy_reward"},
+        buffer__explorer_input__taskset={
+            "reward_fn_args": {"waits_on": "t9 ", "waits_for": str(tmp_path / "go")}  # of step 3
+        },
     )
     killed = start(config)
     killed.wait_for(lambda: "Checkpoint of step 1 is" in killed.log("trainer"), "a checkpoint")
     killed.process.kill()
     assert killed.wait() == -9
-    assert killed.remaining(grace_s=15) == []
+    assert killed.remaining(grace_s=60) == []
+    (tmp_path / "go").touch()
     resumed = start(config).succeed()
     step = int(resumed.screen.partition("resumed at step ")[2].split()[0])
     assert_same_end(resumed, finished, first_step=step + 1)

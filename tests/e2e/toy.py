@@ -19,6 +19,7 @@ TEMPLATE = (
 # Rewards differ between answers of the untrained model, so that every step has a gradient. How a
 # reward goes wrong is asked for in `reward_fn_args`.
 PLUGIN = """
+import os
 import time
 
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
@@ -26,14 +27,17 @@ from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
 
 @REWARD_FUNCTIONS.register_module("toy_reward")
 class ToyReward(RewardFn):
-    def __init__(self, raises_on="", hangs_on="", seconds=0.0):
+    def __init__(self, raises_on="", hangs_on="", waits_on="", waits_for="", seconds=0.0):
         self.raises_on, self.hangs_on, self.seconds = raises_on, hangs_on, seconds
+        self.waits_on, self.waits_for = waits_on, waits_for
 
     def __call__(self, response, prompt):
         if self.raises_on and self.raises_on in prompt:
             raise ValueError("this prompt has no score")
         while self.hangs_on and self.hangs_on in prompt:
             pass
+        while self.waits_on and self.waits_on in prompt and not os.path.exists(self.waits_for):
+            time.sleep(0.05)
         time.sleep(self.seconds)
         return {"accuracy": sum(c in "0123456789" for c in response) / 10 + len(response) / 100}
 """
