@@ -12,7 +12,8 @@ from tests.buffer.samples import experience, tasks_of
 from tests.small_disk import mounted
 from trinity.buffer.storage.journal import Event, JsonlJournal, StorageError
 from trinity.buffer.storage.queue import QueueStorage
-from trinity.buffer.storage.sql import SQLJournal, SQLStorage
+from trinity.buffer.storage.sql import SQLStorage
+from trinity.buffer.storage.sql_ledger import SQLJournal
 from trinity.common.errors import TrinityError
 
 _LISTS, _LIST = 40, 4

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.buffer.samples import experience
 from trinity.buffer.storage.journal import Event, JsonlJournal, outcome
 from trinity.buffer.storage.queue import QueueStorage
-from trinity.buffer.storage.sql import SQLJournal, SQLStorage
+from trinity.buffer.storage.sql import SQLStorage
+from trinity.buffer.storage.sql_ledger import SQLJournal
 
 STEPS = st.lists(
     st.one_of(

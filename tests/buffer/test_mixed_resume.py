@@ -16,7 +16,7 @@ from trinity.buffer.schema import FORMATTER
 from trinity.buffer.selector import SELECTORS, DataSource
 from trinity.buffer.storage.journal import JsonlJournal
 from trinity.buffer.storage.queue import QueueStorage
-from trinity.buffer.storage.sql import SQLJournal
+from trinity.buffer.storage.sql_ledger import SQLJournal
 from trinity.common.config.buffer import DataSelectorConfig, FormatConfig
 
 NUM_STEPS, NUM_ROWS = 6, 12

@@ -12,7 +12,7 @@ from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.storage.journal import JsonlJournal, StorageError
 from trinity.buffer.storage.priority import PRIORITY_FUNC
 from trinity.buffer.storage.queue import QueueStorage
-from trinity.buffer.storage.sql import SQLJournal
+from trinity.buffer.storage.sql_ledger import SQLJournal
 from trinity.buffer.writer.queue import QueueWriter
 from trinity.common.config.buffer import ReplayBufferConfig
 from trinity.common.errors import DeadlineError

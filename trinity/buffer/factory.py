@@ -50,7 +50,7 @@ def make_journal(config: ExperienceBufferConfig) -> Journal | None:
         return None
     if is_json_path(config.path):
         return JsonlJournal(config.path)
-    from trinity.buffer.storage.sql import SQLJournal
+    from trinity.buffer.storage.sql_ledger import SQLJournal
 
     return SQLJournal(
         config.path,

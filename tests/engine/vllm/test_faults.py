@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from logging.config import dictConfig
 
 import psutil
 import pytest
@@ -52,6 +53,7 @@ def kill_vllm():
 async def test_a_killed_inner_process_is_told_of_within_ten_seconds_without_a_keeper(folder):
     engine = engine_of(folder)
     await engine.prepare()
+    dictConfig({"version": 1, "disable_existing_loggers": False})  # as a web server's start does
     params = SamplingParams(n=4, max_tokens=900, ignore_eos=True)
     task = asyncio.create_task(engine.sample([5, 6], params))
     await asyncio.sleep(0.3)

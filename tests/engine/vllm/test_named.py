@@ -56,8 +56,7 @@ async def test_adapters_come_and_go_once_vllm_is_awake(folder):
     from trinity.engine.vllm.settings import VLLMEngineSettings
 
     engine, vllm = VLLMEngine(VLLMEngineSettings("model", loads_adapters=True)), Sleeper()
-    engine._llm = vllm
-    engine._may_start.set()
+    engine._process.begin(vllm)
     await engine.sleep()
     jobs = [engine.load_adapter(NamedAdapter(name, folder)) for name in ("one", "two")]
     loading = asyncio.gather(*jobs)

@@ -11,7 +11,7 @@ from tests.trainer.backends import varlen_on_cpu
 from tests.trainer.backends.steps import GRPO, rows
 from tests.trainer.backends.test_torch_engine import settings
 from tests.trainer.toy import groups, model_folder
-from trinity.trainer.backends.torch import attention, varlen
+from trinity.trainer.backends.torch import attention_plan, varlen
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.batch import TrainBatch
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Traces layers and their backward pass, and runs what was found by PyTorch's own kernels."""
-    for place, name in ((varlen, "_DTYPES"), (attention, "AttentionPlan")):
+    for place, name in ((varlen, "_DTYPES"), (attention_plan, "AttentionPlan")):
         monkeypatch.setattr(place, name, getattr(place, name))
     varlen_on_cpu.register()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trinity.trainer.backends.torch import attention, varlen
+from trinity.trainer.backends.torch import attention_plan, varlen
 
 
 def register() -> None:
@@ -16,10 +16,10 @@ def register() -> None:
     varlen._attend.register_kernel("cpu")(_attend)
     varlen._attend_backward.register_kernel("cpu")(_attend_backward)
     varlen._DTYPES = (torch.float32,)
-    attention.AttentionPlan = _Plan
+    attention_plan.AttentionPlan = _Plan
 
 
-class _Plan(attention.AttentionPlan):
+class _Plan(attention_plan.AttentionPlan):
     def __init__(self, packed, device):
         super().__init__(packed, device)
         self.varlen = varlen.plan_varlen(packed.segments, device)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import logging
 import os
 import re
 import tempfile
@@ -69,3 +70,16 @@ def _errors_also_to(log: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(KeyError):
             del os.environ[_CONFIG]
+        _forget_inplace(logging.getLogger("vllm"), log)
+
+
+def _forget_inplace(logger: logging.Logger, log: Path) -> None:
+    """Log no more to ``log`` in this process, once its folder goes.
+
+    A handler that somebody closes meanwhile (`dictConfig` closes all) would open it again, and
+    vLLM, which logs the end of its process before it tells requests of it, would fail at that.
+    """
+    for handler in list(logger.handlers):
+        if isinstance(handler, logging.FileHandler) and handler.baseFilename == str(log):
+            logger.removeHandler(handler)
+            handler.close()

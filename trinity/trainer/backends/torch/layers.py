@@ -27,7 +27,8 @@ from trinity.common.models.lean import (
     norms_of,
     sizes_of,
 )
-from trinity.trainer.backends.torch.attention import IMPLEMENTATION, AttentionPlan
+from trinity.trainer.backends.torch.attention import IMPLEMENTATION
+from trinity.trainer.backends.torch.attention_plan import AttentionPlan
 
 _LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 

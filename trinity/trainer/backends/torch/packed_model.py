@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from trinity.common.models.gradients import gradient_of_master
 from trinity.common.models.loading import attention_of_text, image_features
 from trinity.common.models.vision import PIXELS
-from trinity.trainer.backends.torch import attention, sequence_parallel
+from trinity.trainer.backends.torch import attention, attention_plan, sequence_parallel
 from trinity.trainer.backends.torch.gathering import Gathering
 from trinity.trainer.backends.torch.packing import (
     PackedImages,
@@ -98,7 +98,7 @@ class Backbone(nn.Module):
         self,
         token_ids: Tensor,
         position_ids: Tensor,
-        plan: attention.AttentionPlan,
+        plan: attention_plan.AttentionPlan,
         images: PackedImages | None = None,
     ) -> Tensor:
         """[N, D] last hidden states of a packed row."""
@@ -254,7 +254,7 @@ class PackedModel(ABC):
     def hidden(self, packed: PackedRows) -> Tensor:
         """[M, D] output of the last layer where trained tokens are predicted."""
         device = self.device
-        plan = attention.plan_attention(packed, device)
+        plan = attention_plan.AttentionPlan(packed, device)
         token_ids, position_ids = sent(packed.token_ids, device), sent(packed.position_ids, device)
         source = sent(packed.source, device)
         sequence = self.ranks.sequence if self.ranks is not None else None

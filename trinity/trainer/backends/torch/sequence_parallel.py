@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from trinity.trainer.backends.torch import attention
+from trinity.trainer.backends.torch.attention_plan import AttentionPlan
 
 IMPLEMENTATION = "trinity_ulysses"
 
@@ -54,7 +55,7 @@ class SequenceGroup:
         backbone: Callable[..., Tensor],
         token_ids: Tensor,
         position_ids: Tensor,
-        plan: attention.AttentionPlan,
+        plan: AttentionPlan,
     ) -> Tensor:
         """[N, E] what ``backbone`` gives for a packed row, each rank computing its part."""
         num_tokens = len(token_ids)
@@ -70,7 +71,7 @@ class SequenceGroup:
 class SharedPlan:
     """An attention plan for a whole row of ``num_tokens``, and who shares it."""
 
-    whole: attention.AttentionPlan
+    whole: AttentionPlan
     num_tokens: int
     ranks: SequenceGroup
 
