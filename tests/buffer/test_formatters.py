@@ -231,6 +231,14 @@ def test_the_mask_holds_exactly_what_assistants_said(turns: list[tuple[str, str]
         assert text(found, found.action_mask.tolist()) == said
 
 
+def test_parts_that_are_no_text_are_the_fault_of_the_row():
+    parts = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "what?"}]
+    row = {"message": [{"role": "user", "content": parts}, {"role": "assistant", "content": "x"}]}
+    for read in (sft, lambda row: FORMATTER.get("sft").check(row, FormatConfig())):
+        with pytest.raises(RowFault, match="'message': a part of type 'image'"):
+            read(row)
+
+
 def test_content_parts_stay_as_they_are():
     parts = [{"type": "text", "text": "hi"}]
     assert clean_message({"role": "user", "content": parts})["content"] == parts

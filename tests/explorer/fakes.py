@@ -20,6 +20,10 @@ class EchoModel:
     def begin_run(self, seed):
         self.seed = seed
 
+    @property
+    def model_version_async(self):
+        return asyncio.sleep(0, 3)
+
     async def chat_async(self, messages, n=1, **sampling):
         await asyncio.sleep(self.delay_s)
         return [self._answer(i) for i in range(n)]

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.explorer.fakes import EchoModel, task
+from trinity.common.experience import Experience, deserialize_many
 from trinity.common.workflows import Workflow
 from trinity.explorer.runner import WorkflowRunner
 from trinity.explorer.units import RunResult, Unit
@@ -77,3 +78,16 @@ async def test_an_error_of_a_workflow_shows_the_frames_of_the_workflow_alone() -
     frames = [line for line in result.error.splitlines() if line.startswith("  File")]
     assert len(frames) == 1 and "test_runner_results.py" in frames[0]
     assert "raw_taks" in result.error.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("info", "version"), [({}, 3), ({"model_version": 1}, 1)])
+async def test_experiences_that_a_workflow_made_have_the_version_of_now(
+    info: dict[str, object], version: int
+) -> None:
+    made = Experience(tokens=[1, 2, 3], prompt_length=1, reward=1.0, info=info)
+    runner = WorkflowRunner(0, EchoModel(0.0), ())
+    await runner.prepare()
+    unit = Unit(0, task(workflow_giving([made]), repeat_times=1), (0,), 7, 30.0)
+    [found] = deserialize_many((await runner.run_unit(unit)).payload)
+    await runner.close()
+    assert found.info["model_version"] == version

@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.buffer.samples import experience
 from tests.common.models.toy import model_folder
 from trinity.buffer.reader import READER, ReaderSettings
+from trinity.buffer.rows import DataError
 from trinity.buffer.schema.experience import to_row
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig
@@ -63,3 +66,20 @@ async def test_a_further_input_is_read_once_however_long_the_run(tmp_path: Path)
     assert metrics["experience_pipeline/input/old"] == 3
     assert "experience_pipeline/input/old" not in await found.pipeline.process([])
     await found.close()
+
+
+def test_data_that_do_not_fill_a_step_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n' * 3)
+    taskset = {"path": str(path), "default_workflow_type": "simple_workflow"}
+    grpo = {"algorithm": {"algorithm_type": "grpo", "repeat_times": 2}}
+    buffer = {"batch_size": 4, "explorer_input": {"taskset": taskset}}
+    with pytest.raises(DataError, match=r"1 epoch\(s\) of 3 task\(s\) .* 4 \(buffer.batch_size"):
+        opened(tmp_path / "tasks", buffer=buffer, **grpo)
+    assert opened(tmp_path / "more", buffer={**buffer, "total_epochs": 2}, **grpo).tasks is not None
+    answers = {"path": str(path), "format": {"prompt_type": "plaintext"}}
+    buffer = {"train_batch_size": 8, "trainer_input": {"experience_buffer": answers}}
+    sft = {"mode": "train", "algorithm": {"algorithm_type": "sft"}}
+    with pytest.raises(DataError, match=r"of 3 row\(s\) .* 8 \(buffer.train_batch_size"):
+        opened(tmp_path / "rows", buffer=buffer, **sft)
+    assert opened(tmp_path / "on", buffer={**buffer, "total_steps": 1}, **sft).reader is not None

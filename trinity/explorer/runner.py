@@ -220,7 +220,9 @@ class WorkflowRunner:
             experiences = await self._threads.run(workflow.run, unit.timeout_s)
         if workflow_class.can_reset:
             self._spare.setdefault(workflow_class, []).append(workflow)
-        return _checked(experiences, workflow_class)
+        found = _checked(experiences, workflow_class)
+        await _tell_version(found, model)
+        return found
 
     async def _with_deadline(
         self, run: Coroutine[object, object, list[Experience]], timeout_s: float
@@ -326,6 +328,18 @@ def _checked(given: object, workflow_class: type[Workflow]) -> list[Experience]:
             "end it with `return [experience]`."
         )
     return items
+
+
+async def _tell_version(experiences: Sequence[Experience], model: "ModelWrapper") -> None:
+    """Note the weights of now in experiences that a workflow made itself, without their versions.
+
+    Nobody knows better, and without a version they would never be too old to be trained on.
+    """
+    silent = [e for e in experiences if e.token_versions is None and "model_version" not in e.info]
+    if silent:
+        version = await model.model_version_async
+        for experience in silent:
+            experience.info |= {"model_version": version, "model_version_drift": 0}
 
 
 def _texts(task: Task, error: Exception) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from trinity.buffer.data_set import is_data_set
 from trinity.buffer.factory import make_journal
 from trinity.buffer.operators import create_operators
 from trinity.buffer.reader.queue import QueueReader
+from trinity.buffer.rows import DataError
 from trinity.buffer.storage.queue import QueueStorage
 from trinity.buffer.writer.record import RecordWriter
 from trinity.common.config import Config, ExperienceBufferConfig
@@ -142,7 +143,26 @@ def open_buffers(plan: RunPlan, say: Callable[[str], None]) -> Buffers:
         buffers.auxiliary = {
             name: _reader(config, buffer, None, steps) for name, buffer in auxiliary.items()
         }
+    _refuse_no_step(buffers, config)
     return buffers
+
+
+def _refuse_no_step(buffers: Buffers, config: Config) -> None:
+    """`DataError` if the data do not fill a single step: such a run would end at once."""
+    epochs, fix = config.buffer.total_epochs, "or set buffer.total_steps to go over them again"
+    if buffers.tasks is not None and buffers.tasks.total_steps == 0:
+        count = sum(map(len, buffers.tasks.tasksets))
+        raise DataError(
+            f"{epochs} epoch(s) of {count} task(s) are less than one step of "
+            f"{config.buffer.batch_size} (buffer.batch_size). Lower it, {fix}.",
+            key="buffer.batch_size",
+        )
+    if buffers.tasks is None and buffers.total_train_steps(config) == 0:
+        raise DataError(
+            f"{epochs} epoch(s) of {len(buffers.reader)} row(s) are less than one step of "
+            f"{config.buffer.train_batch_size} (buffer.train_batch_size). Lower it, {fix}.",
+            key="buffer.train_batch_size",
+        )
 
 
 def _open_tasks(buffers: Buffers, config: Config) -> None:

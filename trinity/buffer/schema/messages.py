@@ -50,6 +50,10 @@ def messages_of(row: Row, key: str) -> Messages:
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RowFault(key, "a message without a role")
+        for part in message["content"] if isinstance(message.get("content"), list) else ():
+            if isinstance(part, dict) and part.get("type", "text") != "text":
+                reason = f"a part of type {part['type']!r}; dialogues of data sets are text"
+                raise RowFault(key, reason)
     return [clean_message(message) for message in value]
 
 

@@ -1,5 +1,6 @@
 """Stand-ins for tests: `FakeModel` replies with given texts, `FakeEngine` with given tokens."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class FakeModel:
     model_name = property(lambda self: self._settings.name)
     model_config = property(lambda self: self._settings)
     model_version = property(lambda self: self._version)
+    model_version_async = property(lambda self: asyncio.sleep(0, self._version))
 
     def clone_with_isolated_history(self) -> "FakeModel":
         """Shares replies and record of calls; has a history of its own."""
