@@ -7,13 +7,15 @@ import pytest
 
 from tests.buffer.samples import experience
 from tests.common.models.toy import model_folder
+from trinity.algorithm.sample_strategy.mix import MixSampleStrategy
 from trinity.buffer.reader import READER, ReaderSettings
 from trinity.buffer.rows import DataError
 from trinity.buffer.schema.experience import to_row
 from trinity.common.config import Config
+from trinity.common.config.arithmetic import _EXPERT_DATA_RATIO
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.launcher.buffers import Buffers, open_buffers
-from trinity.launcher.plan import make_plan
+from trinity.launcher.plan import RunPlan, make_plan
 
 
 class Told:
@@ -27,14 +29,17 @@ READER.register_module("test_told")(Told)
 
 
 def opened(root: Path, **sections: object) -> Buffers:
+    return open_buffers(plan_of(root, **sections), lambda text: None)
+
+
+def plan_of(root: Path, **sections: object) -> RunPlan:
     config = {
         "checkpoint_root_dir": str(root / "jobs"),
         "model": {"model_path": model_folder(root / "model"), "max_model_len": 64},
         "explorer": {"rollout_model": {"engine_type": "torch"}},
         **sections,
     }
-    plan = make_plan(Config.model_validate(config), found_gpus=0)
-    return open_buffers(plan, lambda text: None)
+    return make_plan(Config.model_validate(config), found_gpus=0)
 
 
 def test_a_data_set_has_the_tokenizer_code_that_the_model_may_run(tmp_path: Path) -> None:
@@ -83,3 +88,30 @@ def test_data_that_do_not_fill_a_step_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"of 3 row\(s\) .* 8 \(buffer.train_batch_size"):
         opened(tmp_path / "rows", buffer=buffer, **sft)
     assert opened(tmp_path / "on", buffer={**buffer, "total_steps": 1}, **sft).reader is not None
+
+
+def test_expert_rows_of_a_step_are_not_waited_for_from_the_explorer(tmp_path: Path) -> None:
+    """With `mix` an explorer step that fills a batch's rollouts is one training step."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n' * 40)
+    answers = {"path": str(path), "format": {"prompt_type": "plaintext"}}
+    for args, rows in (({}, 32), ({"expert_data_ratio": 0.2}, 20)):
+        plan = plan_of(
+            tmp_path / str(rows),
+            algorithm={"algorithm_type": "mix", "repeat_times": 4, "sample_strategy_args": args},
+            buffer={
+                "batch_size": 4,
+                "train_batch_size": rows,
+                "explorer_input": {
+                    "taskset": {"path": str(path), "default_workflow_type": "simple_workflow"}
+                },
+                "trainer_input": {"auxiliary_buffers": {"sft_dataset": answers}},
+            },
+        )
+        assert plan.schedule.trainer_steps == 1
+        assert plan.schedule.version_due(7) == 7
+        assert open_buffers(plan, lambda text: None).total_train_steps(plan.config) == 10
+
+
+def test_the_share_of_expert_rows_has_one_default() -> None:
+    assert MixSampleStrategy.default_args()["expert_data_ratio"] == _EXPERT_DATA_RATIO

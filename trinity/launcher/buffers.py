@@ -25,6 +25,7 @@ from trinity.buffer.rows import DataError
 from trinity.buffer.storage.queue import QueueStorage
 from trinity.buffer.writer.record import RecordWriter
 from trinity.common.config import Config, ExperienceBufferConfig
+from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.config.data_processor import OperatorConfig
 from trinity.common.constants import Mode, StorageType
 from trinity.explorer.explorer import EvalTaskset
@@ -116,7 +117,8 @@ class Buffers:
             total = getattr(self.reader, "total", None)
             return total // size if total is not None and size else None
         repeat = config.algorithm.repeat_times or 1
-        return self.tasks.total_steps * config.buffer.batch_size * repeat // size
+        explored = self.tasks.total_steps * config.buffer.batch_size * repeat
+        return explored // (rollouts_per_step(config) or size)
 
 
 def open_buffers(plan: RunPlan, say: Callable[[str], None]) -> Buffers:

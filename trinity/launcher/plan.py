@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from trinity.common.config import Config, Derived, ModelConfig, derive
+from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import Mode
 from trinity.common.errors import ConfigError, Problem
@@ -181,13 +182,14 @@ def _schedule(config: Config) -> SyncSchedule:
     sync, buffer = config.synchronizer, config.buffer
     explored = buffer.batch_size * (config.algorithm.repeat_times or 1)
     has_steps = config.mode.pairs and config.mode is not Mode.SERVE  # there a commit is a step
-    is_counted = has_steps and buffer.train_batch_size > 0
+    rollouts = rollouts_per_step(config)
+    is_counted = has_steps and rollouts > 0
     return SyncSchedule(
         sync.sync_style,
         sync.explorer_sync_interval or sync.sync_interval,
         sync.trainer_sync_interval or sync.sync_interval,
         sync.sync_offset,
-        Fraction(explored, buffer.train_batch_size) if is_counted else Fraction(1),
+        Fraction(explored, rollouts) if is_counted else Fraction(1),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
+from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.config.case import Case
 from trinity.common.config.derive import derive, spec_of
 from trinity.common.config.derive_data import EXPERIENCES, INPUT
@@ -30,15 +31,18 @@ def find_advice(config: Config, algorithms: Mapping[str, AlgorithmSpec] = ALGORI
 def _batch(case: Case) -> Iterator[str]:
     config = case.config
     made = config.buffer.batch_size * (config.algorithm.repeat_times or 1)
-    wanted = config.buffer.train_batch_size
+    size, wanted = config.buffer.train_batch_size, rollouts_per_step(config)
+    said = f"buffer.train_batch_size is {size}"
+    if wanted != size:
+        said += f", {wanted} of it rollouts"
     if config.mode.pairs and wanted > made:
         yield (
-            f"buffer.train_batch_size is {wanted}, but an explorer step makes {made} experiences, "
+            f"{said}, but an explorer step makes {made} experiences, "
             f"so a training step waits for {-(-wanted // made)} of them."
         )
     elif config.mode.pairs and wanted and made % wanted:
         yield (
-            f"buffer.train_batch_size is {wanted}, and the {made} experiences of an explorer step "
+            f"{said}, and the {made} experiences of an explorer step "
             "are no multiple of it: some batches will be smaller."
         )
 

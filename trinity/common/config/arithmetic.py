@@ -10,6 +10,9 @@ from trinity.common.config.root import Config
 from trinity.common.config.training import training_settings
 from trinity.common.constants import SyncStyle
 
+_EXPERT_DATA_RATIO = 0.5
+"""`expert_data_ratio` of `mix` where the file does not name it."""
+
 
 @dataclass(frozen=True)
 class Arithmetic:
@@ -50,6 +53,15 @@ class Arithmetic:
     max_staleness: int | None
 
 
+def rollouts_per_step(config: Config) -> int:
+    """Experiences of a training step that the explorer makes: `mix` takes the rest from data."""
+    size, algorithm = config.buffer.train_batch_size, config.algorithm
+    if algorithm.sample_strategy != "mix":
+        return size
+    ratio = (algorithm.sample_strategy_args or {}).get("expert_data_ratio", _EXPERT_DATA_RATIO)
+    return size - math.ceil(float(ratio) * size)
+
+
 def arithmetic_of(config: Config, split: GPUSplit) -> Arithmetic:
     """The numbers of ``config``, which must be filled in."""
     model, buffer = config.model, config.buffer
@@ -58,7 +70,8 @@ def arithmetic_of(config: Config, split: GPUSplit) -> Arithmetic:
     prompt, response = model.max_prompt_tokens or 0, model.max_response_tokens or 0
     rows = buffer.train_batch_size
     copies = max(split.trainer // ranks_per_row(config.trainer), 1)
-    per_step = tasks * samples / rows if rows and tasks and config.mode.pairs else 1.0
+    rollouts = rollouts_per_step(config)
+    per_step = tasks * samples / rollouts if rollouts and tasks and config.mode.pairs else 1.0
     per_gpu = -(-rows // copies)
     return Arithmetic(
         tasks=tasks,
