@@ -289,3 +289,11 @@ def test_every_note_names_what_stands_there():
         if note.key in flat:
             assert flat[note.key] == note.value
         assert note.why
+
+
+def test_the_output_of_the_pipeline_is_the_experience_buffer():
+    output = {"storage_type": "file", "path": "/data/out.jsonl"}
+    edits = {"mode": "explore", "data_processor": {"experience_pipeline": {"output": output}}}
+    buffer = filled(edits).buffer.trainer_input.experience_buffer
+    assert (buffer.storage_type, buffer.path) == ("file", "/data/out.jsonl")
+    assert buffer.name == "experience_buffer"

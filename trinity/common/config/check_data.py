@@ -203,6 +203,11 @@ def _data_sets_with_images(case: Case) -> Iterator[Problem]:
 
 
 def _pipelines(case: Case) -> Iterator[Problem]:
+    given, key = case.given, "data_processor.experience_pipeline.output"
+    output = given.data_processor.experience_pipeline.output
+    if output is not None and given.buffer.trainer_input.experience_buffer not in (None, output):
+        message = f"`{EXPERIENCES}` says too, and otherwise, where experiences go."
+        yield Problem(key, message, "Remove one of the two.")
     key = "data_processor.experience_pipeline.operators"
     operators = case.config.data_processor.experience_pipeline.operators
     for index in range(len(operators)):

@@ -62,7 +62,7 @@ class ExperiencePipelineConfig(ConfigModel):
     """Further sources of experiences by name, besides the explorer."""
 
     output: ExperienceBufferConfig | None = None
-    """Where experiences go. Unset: `buffer.trainer_input.experience_buffer`."""
+    """Where experiences go: another place to write `buffer.trainer_input.experience_buffer`."""
 
 
 class DataProcessorConfig(ConfigModel):

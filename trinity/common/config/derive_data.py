@@ -88,6 +88,10 @@ def _derive_experience_buffer(filler: Filler, spec: AlgorithmSpec) -> None:
     config = filler.config
     if config.mode is Mode.BENCH:
         return
+    output = config.data_processor.experience_pipeline.output
+    if output is not None and config.buffer.trainer_input.experience_buffer is None:
+        why = "as data_processor.experience_pipeline.output"
+        filler.put(EXPERIENCES, output.model_copy(deep=True), why, is_copy=True)
     if config.buffer.trainer_input.experience_buffer is None:
         config.buffer.trainer_input.experience_buffer = ExperienceBufferConfig()
     filler.default(f"{EXPERIENCES}.name", "experience_buffer", "by position")

@@ -5,6 +5,16 @@ from tests.common.config.wrong.case import EXPERIENCES, TASKSET, Wrong, at
 
 CASES = [
     Wrong(
+        "experiences that are to go to two places",
+        {
+            EXPERIENCES: {"capacity": 64},
+            "data_processor.experience_pipeline": {"output": {"path": "/data/out.db"}},
+        },
+        "data_processor.experience_pipeline.output",
+        "Remove one of the two",
+        {"data_processor.experience_pipeline": {}},
+    ),
+    Wrong(
         "taskset twice",
         {"buffer.explorer_input.tasksets": [{"path": "/b"}]},
         TASKSET,
