@@ -78,6 +78,15 @@ async def test_rows_of_a_table_are_a_data_set_too(tmp_path: Path):
     assert (problem.key, "no table 'other'" in problem.message) == ("name", True)
 
 
+def test_loading_a_data_set_shows_how_far_it_is_if_asked(tmp_path: Path, capfd):
+    keys = {"storage_type": "file", "schema_type": "experience", "path": str(tmp_path / "t.jsonl")}
+    (tmp_path / "t.jsonl").write_text('{"tokens": [1, 2], "prompt_length": 1}\n' * 20)
+    get_buffer_reader(ExperienceBufferConfig(name="quiet", **keys))
+    assert capfd.readouterr().err == ""
+    get_buffer_reader(ExperienceBufferConfig(name="shown", enable_progress_bar=True, **keys))
+    assert "Loading shown" in capfd.readouterr().err
+
+
 async def test_a_section_with_a_tokenizer_of_a_folder(tmp_path: Path):
     TOKENIZER.save_pretrained(tmp_path / "model")
     write_data(tmp_path / "train.jsonl")

@@ -6,10 +6,13 @@ import pytest
 
 from tests.buffer.samples import group, tasks_of
 from trinity.buffer import get_buffer_reader, get_buffer_writer, make_storage
+from trinity.buffer.data_set import rows_of_data_set
 from trinity.buffer.factory import make_journal
 from trinity.buffer.reader import READER, ReaderSettings
+from trinity.buffer.rows.sql import write_tasks
+from trinity.buffer.taskset import rows_of
 from trinity.buffer.writer import WRITER
-from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.common.constants import StorageType
 from trinity.common.experience import Experience
 from trinity.utils.registry import UnknownNameError
@@ -92,3 +95,15 @@ def test_a_queue_asks_its_database_as_often_as_its_section_says(tmp_path: Path):
     journal = make_journal(section(path=path, max_retry_times=7, max_retry_interval=0.25))
     database = journal._tables.database
     assert (database._max_retry_times, database._retry_interval_s) == (7, 0.25)
+
+
+def test_rows_of_a_database_are_asked_for_as_often_as_their_section_says(tmp_path: Path):
+    path = f"sqlite:///{tmp_path}/rows.db"
+    write_tasks(path, "b", [{"q": "1"}])
+    keys = {"path": path, "storage_type": "sql", "max_retry_times": 7, "max_retry_interval": 0.25}
+    for rows in (
+        rows_of(TasksetConfig(name="b", **keys)),  # type: ignore[arg-type]
+        rows_of_data_set(section(schema_type="sft", **keys)),
+    ):
+        database = rows._database  # type: ignore[attr-defined]
+        assert (database._max_retry_times, database._retry_interval_s) == (7, 0.25)

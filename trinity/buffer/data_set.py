@@ -28,5 +28,7 @@ def rows_of_data_set(config: ExperienceBufferConfig) -> Rows:
         subset=config.subset_name,
         storage_type=StorageType(config.storage_type or StorageType.FILE),
         table=config.name,
+        max_retry_times=config.max_retry_times,
+        retry_interval_s=config.max_retry_interval,
         shows_progress=config.enable_progress_bar,
     )

@@ -116,7 +116,10 @@ def dataset_reader(config: ExperienceBufferConfig, settings: ReaderSettings) -> 
     rows = rows_of_data_set(config)
     kind = FORMATTER.get(config.schema_type or "sft")
     refuse_missing_columns(rows, kind.required_keys(config.format), config.path or "")
-    rows, _ = usable_rows(rows, lambda row: kind.check(row, config.format), config.on_bad_row)
+    label = (config.name or config.path) if config.enable_progress_bar else None
+    rows, _ = usable_rows(
+        rows, lambda row: kind.check(row, config.format), config.on_bad_row, label=label
+    )
     path, size, steps = settings.tokenizer_path, settings.batch_size, settings.total_steps
     tokenizer = _tokenizer(path, settings.trust_remote_code) if path else None
     return DatasetReader(

@@ -87,5 +87,7 @@ def rows_of(config: TasksetConfig) -> Rows:
         subset=config.subset_name,
         storage_type=config.storage_type,
         table=config.name,
+        max_retry_times=config.max_retry_times,
+        retry_interval_s=config.max_retry_interval,
         shows_progress=config.enable_progress_bar,
     )

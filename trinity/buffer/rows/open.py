@@ -29,6 +29,8 @@ def open_rows(
     subset: str | None = None,
     storage_type: StorageType = StorageType.FILE,
     table: str = "",
+    max_retry_times: int = 3,
+    retry_interval_s: float = 1.0,
     shows_progress: bool = False,
 ) -> Rows:
     """The rows of a data set.
@@ -40,6 +42,7 @@ def open_rows(
         split: Split, also a part of one (`train[:100]`, `train[10%:20%]`) or a sum (`a+b`).
         subset: `name` of `datasets.load_dataset`; in a plain folder a sub-folder.
         table: Table of tasks in a database.
+        max_retry_times, retry_interval_s: Of reads of a database, as for `Database`.
         shows_progress: Show the progress bars of `datasets` where it reads or converts files.
 
     Raises:
@@ -48,7 +51,10 @@ def open_rows(
     if storage_type is StorageType.SQL:
         from trinity.buffer.rows.sql import SQLTaskRows
 
-        return _not_empty(SQLTaskRows(path, table), path, split)
+        rows = SQLTaskRows(
+            path, table, max_retry_times=max_retry_times, retry_interval_s=retry_interval_s
+        )
+        return _not_empty(rows, path, split)
     if storage_type is StorageType.REASONING_GYM:
         from trinity.buffer.rows.reasoning import reasoning_rows
 

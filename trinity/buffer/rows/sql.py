@@ -14,11 +14,18 @@ _PAGES = 50
 
 
 class SQLTaskRows:
-    """The rows of the table ``name`` at the address ``path``."""
+    """The rows of the table ``name`` at the address ``path``; the rest as for `Database`."""
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(
+        self, path: str, name: str, *, max_retry_times: int = 3, retry_interval_s: float = 1.0
+    ) -> None:
         self._name = name
-        self._database = Database(path, must_exist=True)
+        self._database = Database(
+            path,
+            max_retry_times=max_retry_times,
+            retry_interval_s=retry_interval_s,
+            must_exist=True,
+        )
         self._table = TaskTable(name)
         try:
             self._database.open()
