@@ -22,6 +22,16 @@ DOUBTFUL = [
     ),
     ({"explorer.eval_interval": 5}, "no eval_tasksets"),
     ({"algorithm.advantage_fn": "ppo"}, "critic"),
+    ({"model.logprobs": 3}, "model.logprobs has no effect"),
+    ({"buffer.explorer_input.taskset.rollout_args": {"n": 4}}, "taskset.rollout_args.n has no"),
+    (
+        {
+            "algorithm": {"algorithm_type": "mix", "repeat_times": 2},
+            "buffer.train_batch_size": 128,
+            "buffer.trainer_input.auxiliary_buffers": {"sft_dataset": {"path": "/data/sft"}},
+        },
+        "128, 64 of it rollouts",
+    ),
 ]
 
 

@@ -120,6 +120,19 @@ def _critic_of_another(case: Case) -> Iterator[str]:
         )
 
 
+def _without_effect(case: Case) -> Iterator[str]:
+    given = case.given.flatten()
+    alternatives = [key for key, value in given.items() if key.endswith(".logprobs") and value]
+    if alternatives:
+        yield (
+            f"{', '.join(alternatives)} has no effect: no engine reports alternatives. The "
+            "log-probability of each sampled token is always there."
+        )
+    several = [k for k, v in given.items() if k.endswith(".rollout_args.n") and v not in (None, 1)]
+    if several:
+        yield f"{', '.join(several)} has no effect: repeat_times says how many samples there are."
+
+
 _ALL: tuple[Callable[[Case], Iterator[str]], ...] = (
     _batch,
     _micro_batch,
@@ -129,4 +142,5 @@ _ALL: tuple[Callable[[Case], Iterator[str]], ...] = (
     _replay,
     _eval,
     _critic_of_another,
+    _without_effect,
 )
