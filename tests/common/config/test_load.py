@@ -155,6 +155,15 @@ def test_old_spellings_work_with_one_warning(tmp_path, key, value, new_key, new_
     assert str(new_value or new_key) in warning
 
 
+@pytest.mark.parametrize(
+    ("key", "unset"), [("trainer.trainer_config_path", ""), ("explorer.runner_num", None)]
+)
+def test_a_removed_key_that_says_nothing_is_left_out(tmp_path, key, unset):
+    config = load(tmp_path, {key: unset})
+    assert key not in config.flatten()
+    assert not config.source.warnings
+
+
 def test_task_selector_is_an_old_name(tmp_path):
     taskset = "buffer.explorer_input.taskset"
     config = load(tmp_path, {f"{taskset}.task_selector": {"selector_type": "shuffle"}})

@@ -49,17 +49,31 @@ def _limits(case: Case, key: str) -> Iterator[Problem]:
         yield Problem(f"{key}.max_model_len", message, fix)
         return
     if (prompt or 0) + (response or 0) > total:
-        message = (
-            f"A prompt of {prompt} tokens ({key}.max_prompt_tokens) and a response of {response} "
-            f"({key}.max_response_tokens) are longer than {total}."
-        )
-        fix = f"Set `max_model_len` to {(prompt or 0) + (response or 0)}, or lower the two."
-        yield case.problem(f"{key}.max_model_len", message, fix)
+        yield _too_long(case, key, total, prompt or 0, response or 0)
     least = model.min_response_tokens or 0
     if response and least >= response:
         message = f"A response is at most {response} tokens long ({key}.max_response_tokens)."
         fix = f"Set it to {response - 1} or less."
         yield case.problem(f"{key}.min_response_tokens", message, fix)
+
+
+def _too_long(case: Case, key: str, total: int, prompt: int, response: int) -> Problem:
+    """The two parts of a sequence are longer than it; one that was worked out is not held up."""
+    lengths = {"prompt": prompt, "response": response}
+    given = [part for part in lengths if case.is_set(f"{key}.max_{part}_tokens")]
+    if len(given) == 1:
+        [part] = given
+        message = f"A {part} of {lengths[part]} tokens ({key}.max_{part}_tokens) leaves no room"
+        other = "response" if part == "prompt" else "prompt"
+        message = f"{message} in {total} for a {other}."
+        fix = f"Set `max_model_len` above {lengths[part]}, or `max_{part}_tokens` below {total}."
+    else:
+        message = (
+            f"A prompt of {prompt} tokens ({key}.max_prompt_tokens) and a response of {response} "
+            f"({key}.max_response_tokens) are longer than {total}."
+        )
+        fix = f"Set `max_model_len` to {prompt + response}, or lower the two."
+    return case.problem(f"{key}.max_model_len", message, fix)
 
 
 def _external(case: Case) -> Iterator[Problem]:

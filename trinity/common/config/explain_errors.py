@@ -87,6 +87,8 @@ def _problem(place: tuple[int | str, ...], item: Any) -> Problem:
     kind, value, context = item["type"], item["input"], item.get("ctx", {})
     if kind == "extra_forbidden":
         return unknown_key(key)
+    if kind == "too_long" or (kind == "missing" and isinstance(item["loc"][-1], int)):
+        return _wrong_count(place, value)
     if kind == "missing":
         return Problem(key, "This key is required here.", f"Add `{place[-1]}: ...`.")
     if kind in ("enum", "literal_error"):
@@ -105,6 +107,14 @@ def _problem(place: tuple[int | str, ...], item: Any) -> Problem:
     if wanted is None:
         return Problem(key, f"{item['msg']}.", "See docs/configuration.md.", value)
     return Problem(key, f"This must be {wanted}.", _EXAMPLES[wanted], value)
+
+
+def _wrong_count(place: tuple[int | str, ...], value: object) -> Problem:
+    """A list of a fixed number of values that has more or fewer; its default shows how many."""
+    model, name = model_at(place[:-1]), str(place[-1])
+    default = model.model_fields[name].default if model else ()
+    message = f"This is a list of {len(default)} values."
+    return Problem(".".join(map(str, place)), message, f"Write `{name}: {list(default)}`.", value)
 
 
 def _not_a_choice(key: str, value: object, expected: str) -> Problem:

@@ -74,11 +74,13 @@ def gpu_problems(config: Config, nodes: int, per_node: int) -> list[Problem]:
 
 def _too_few(config: Config, split: GPUSplit) -> Iterator[Problem]:
     total = f"{split.nodes} x {split.per_node} = {split.total}"
-    engines = f"The engines take {split.explorer} GPUs ({_engine_sum(config)})"
+    plural = "" if split.explorer == 1 else "s"
+    engines = f"The engines take {split.explorer} GPU{plural} ({_engine_sum(config)})"
     trains = config.mode.trains and config.trainer.trainer_type is not TrainerType.TINKER
     if split.explorer > split.total:
         message = f"{engines}, but the cluster has {total}."
-        yield Problem(_KEYS, message, _fewer_engines(split, 1 if trains else 0), split.per_node)
+        needs_more = trains and config.mode is not Mode.COLOCATE
+        yield Problem(_KEYS, message, _fewer_engines(split, int(needs_more)), split.per_node)
     elif trains and split.trainer < 1:
         message = f"{engines} of {total}; none is left for the trainer."
         yield Problem(_KEYS, message, _fewer_engines(split, 1), split.per_node)

@@ -106,6 +106,7 @@ def modernise(data: dict[str, Any]) -> Renamed:
     """``data`` with every old spelling replaced, in stages too. ``data`` itself is changed."""
     result = Renamed(data)
     for prefix, tree in _trees(data):
+        _drop_empty(tree)
         _rename_values(prefix, tree, result)
         _rename_keys(prefix, tree, result)
         _rename_engines(prefix, tree, result)
@@ -131,6 +132,14 @@ def _trees(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for index, stage in enumerate(stages if isinstance(stages, list) else []):
         if isinstance(stage, dict):
             yield f"stages.{index}.", stage
+
+
+def _drop_empty(tree: dict[str, Any]) -> None:
+    """Leave out removed keys at the value that earlier releases wrote where nothing was set."""
+    for pattern in REMOVED:
+        for holder, key, _ in _find(tree, pattern):
+            if holder[key] in (None, ""):
+                del holder[key]
 
 
 def _rename_values(prefix: str, tree: dict[str, Any], result: Renamed) -> None:

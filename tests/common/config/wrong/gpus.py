@@ -39,4 +39,11 @@ CASES = [
         "`engine_num`",
         {f"{ROLLOUT}.tensor_parallel_size": 1},
     ),
+    Wrong(
+        "more engines than GPUs that the trainer shares",
+        {"mode": "colocate", "cluster.gpu_per_node": 1, f"{ROLLOUT}.engine_num": 2},
+        "cluster.gpu_per_node",
+        "at least 2;",
+        {"cluster.gpu_per_node": 2},
+    ),
 ]

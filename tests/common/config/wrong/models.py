@@ -98,4 +98,19 @@ CASES = [
         "`tool_call_parser: hermes`",
         {f"{ROLLOUT}.tool_call_parser": "hermes"},
     ),
+    *(
+        Wrong(
+            f"{part} as long as the sequence",
+            {
+                "model.max_prompt_tokens": DROP,
+                "model.max_response_tokens": DROP,
+                "model.max_model_len": 50,
+                f"model.max_{part}_tokens": 64,
+            },
+            "model.max_model_len",
+            f"`max_{part}_tokens` below 50",
+            {f"model.max_{part}_tokens": 49},
+        )
+        for part in ("prompt", "response")
+    ),
 ]

@@ -32,4 +32,14 @@ CASES = [
         "`betas: [0.9, 0.999]`",
         {"algorithm.optimizer.betas": [0.9, 0.999]},
     ),
+    *(
+        Wrong(
+            f"{len(betas)} betas",
+            {"algorithm.optimizer.betas": betas},
+            "algorithm.optimizer.betas",
+            "`betas: [0.9, 0.999]`",
+            {"algorithm.optimizer.betas": [0.9, 0.999]},
+        )
+        for betas in ([0.9], [0.9, 0.99, 0.999])
+    ),
 ]
