@@ -163,3 +163,15 @@ def test_a_missing_file_is_told_in_one_sentence(command):
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert "/no/such/file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [("name=a", "RANK is not set"), ("cluster.ray_address=10.0.0.1:6379", "Leave one out")],
+)
+def test_dlc_needs_a_job_and_no_other_cluster(file, monkeypatch, override, told):
+    monkeypatch.delenv("RANK", raising=False)
+    result = trinity("run", "-c", str(file), "--dlc", override)
+    assert result.returncode != 0
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr

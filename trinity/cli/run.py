@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trinity.cli.plugin_folders import load_plugin_folders
+from trinity.cli.usage import UsageError
 from trinity.common.config import Config, find_advice
 from trinity.common.config.validate import validate_file
 from trinity.common.errors import ConfigError
@@ -24,6 +25,7 @@ def run(
     plugin_dir: Sequence[Path] = (),
     cpu: bool = False,
     dry_run: bool = False,
+    dlc: bool = False,
 ) -> int:
     """Run a configuration file; the exit code of the process.
 
@@ -48,7 +50,21 @@ def run(
 
         return run_config(loaded, plugin_dirs, screen, is_dry=dry_run)
 
+    if dlc and not dry_run:
+        return _start_on_dlc(loaded, screen, launch)
     return start(loaded, screen, launch)
+
+
+def _start_on_dlc(config: Config, screen: Screen, launch: Callable[[], int]) -> int:
+    """`start` on the machine of rank 0 of a DLC job; the others work for it."""
+    from trinity.launcher.dlc import DLCJob, run_on_dlc
+
+    address = config.cluster.ray_address
+    if address != "auto":
+        raise UsageError(
+            f"cluster.ray_address is {address!r}, and --dlc starts the cluster. Leave one out."
+        )
+    return run_on_dlc(DLCJob.from_env(), lambda: start(config, screen, launch), screen.say)
 
 
 def load(

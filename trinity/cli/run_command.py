@@ -10,6 +10,9 @@ CONFIG = typer.Option(..., "--config", "-c", help="YAML file of the run.")
 OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
 CPU = typer.Option(False, "--cpu", help="Run on this machine's CPU: replaces GPUs, engine, sync.")
 DRY_RUN = typer.Option(False, "--dry-run", help="Show the plan and check all; start nothing.")
+DLC = typer.Option(
+    False, "--dlc", help="Run on all machines of a DLC job; each of them gives this command."
+)
 
 
 def command(
@@ -18,6 +21,7 @@ def command(
     plugin_dir: list[Path] = PLUGIN_DIR,
     cpu: bool = CPU,
     dry_run: bool = DRY_RUN,
+    dlc: bool = DLC,
 ) -> None:
     """Run what a YAML file describes. Any key can be set as `a.b.c=value`."""
     from trinity.cli.run import run
@@ -28,5 +32,6 @@ def command(
         plugin_dir=tuple(plugin_dir or ()),
         cpu=cpu,
         dry_run=dry_run,
+        dlc=dlc,
     )
     raise typer.Exit(code or 0)

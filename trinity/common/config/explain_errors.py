@@ -111,10 +111,12 @@ def _problem(place: tuple[int | str, ...], item: Any) -> Problem:
 
 def _wrong_count(place: tuple[int | str, ...], value: object) -> Problem:
     """A list of a fixed number of values that has more or fewer; its default shows how many."""
-    model, name = model_at(place[:-1]), str(place[-1])
-    default = model.model_fields[name].default if model else ()
-    message = f"This is a list of {len(default)} values."
-    return Problem(".".join(map(str, place)), message, f"Write `{name}: {list(default)}`.", value)
+    key, name, model = ".".join(map(str, place)), str(place[-1]), model_at(place[:-1])
+    message = "This list has not as many values as it needs."
+    if model is None or name not in model.model_fields:  # a value of veRL, judged by itself
+        return Problem(key, message, "See docs/configuration.md.", value)
+    default = list(model.model_fields[name].default)
+    return Problem(key, message, f"Write {len(default)}, such as `{name}: {default}`.", value)
 
 
 def _not_a_choice(key: str, value: object, expected: str) -> Problem:
