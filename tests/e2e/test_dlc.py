@@ -25,7 +25,11 @@ def test_the_same_command_on_each_machine(toy: Toy, start: Start, tmp_path: Path
     }
     commands = [
         start(
-            toy.config(tmp_path / f"{rank}", checkpoint_root_dir=str(tmp_path / "jobs")),
+            toy.config(
+                tmp_path / f"{rank}",
+                checkpoint_root_dir=str(tmp_path / "jobs"),
+                cluster__ray_address="auto",
+            ),
             "--dlc",
             env={**job, "RANK": str(rank)},
         )

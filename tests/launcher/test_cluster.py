@@ -194,3 +194,17 @@ def test_a_started_cluster_is_joined_and_left_running(ray_folder: Path) -> None:
                 assert not is_local
         assert running_cluster() == address
     assert running_cluster() is None
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_joined_cluster_is_told_of_services(ray_folder: Path) -> None:
+    """Its processes have the environment of who started it, not of the run."""
+
+    async def ask() -> list[str | None]:
+        own = {"PART": "own"}  # a part's own variables come on top
+        asked = spawn(Asked, name="asked", namespace="n", env_vars=own)
+        return [await asked.variable(name) for name in ("PART", "RUN", "SERVICE")]
+
+    with ray_head(), ray_cluster(None, "n", {"RUN": "run"}, joined_vars={"SERVICE": "its url"}):
+        assert asyncio.run(ask()) == ["own", "run", "its url"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -34,6 +35,7 @@ def ray_cluster(
     namespace: str,
     env_vars: Mapping[str, str],
     timeline: Path | None = None,
+    joined_vars: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[bool]:
     """A connection to Ray for the time of the block; yields whether the cluster was started here.
 
@@ -46,6 +48,7 @@ def ray_cluster(
         namespace: Where the actors of this run have their names.
         env_vars: Set in every process that Ray starts for the run.
         timeline: File for a Chrome trace of what the actors did; None records nothing.
+        joined_vars: Further variables, for a cluster that was started elsewhere.
 
     Raises:
         ClusterError: The cluster does not answer, or can't be started; says what to do.
@@ -65,7 +68,8 @@ def ray_cluster(
     if is_local:
         leave = _start(options, has_timeline=timeline is not None)
     else:
-        leave = _join(str(target), options)
+        variables = {**env_vars, **joined_vars}
+        leave = _join(str(target), {**options, "runtime_env": {"env_vars": variables}})
     _mute()
     try:
         yield is_local

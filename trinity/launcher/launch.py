@@ -33,6 +33,7 @@ from trinity.launcher.plan import RunPlan, make_plan
 from trinity.launcher.plan_text import show_plan
 from trinity.launcher.reporter import Report
 from trinity.launcher.screen import Screen
+from trinity.launcher.service_env import service_variables
 from trinity.launcher.summary import RunSummary, StageRecorder, StageSummary
 from trinity.utils.log import get_logger
 
@@ -156,7 +157,8 @@ class Job:
         timeline: Path | None = None
         if first.config.monitor.enable_ray_timeline:
             timeline = self.folder.monitor / "timeline.json"
-        cluster = ray_cluster(address, first.namespace, first.env_vars, timeline)
+        of_services = service_variables(plan.config for plan in self.plans)
+        cluster = ray_cluster(address, first.namespace, first.env_vars, timeline, of_services)
         with cluster as is_local, compiling_ahead(self.plans):
             if not is_local:
                 found = gpus_in_cluster()
