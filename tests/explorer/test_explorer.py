@@ -165,6 +165,30 @@ async def test_evaluates_at_the_start_on_the_interval_and_at_the_end():
     assert evals[0][1]["eval/unseen/accuracy/mean@1"] == 1.0
 
 
+@pytest.mark.parametrize(("total_steps", "evaluated"), [(4, [4]), (None, [3, 4])])
+async def test_the_last_evaluation_is_of_the_last_weights(
+    total_steps: int | None, evaluated: list[int]
+):
+    scene = Scene(4, SyncSchedule(offset=1), total_steps=total_steps, eval_interval=4)
+    versions: list[int] = []
+    scene.explorer.report = lambda role, step, _: (
+        versions.append(scene.explorer.version) if (role, step) == ("eval", 4) else None
+    )
+
+    async def train() -> None:
+        for version in (1, 2, 3):
+            while len(scene.events) < version:
+                await asyncio.sleep(0)
+            await scene.board.publish(ticket(version))
+        while scene.events[-1] != "closed":
+            await asyncio.sleep(0)
+        await scene.board.publish(ticket(4))
+        await scene.board.close("done")
+
+    await asyncio.gather(scene.explorer.run(), train())
+    assert versions == evaluated
+
+
 async def test_with_an_offset_the_first_steps_do_not_wait():
     scene = Scene(steps=4, schedule=SyncSchedule(offset=1))
     await scene.run_with_trainer(4)

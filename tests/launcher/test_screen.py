@@ -88,11 +88,21 @@ def test_a_narrow_screen_shows_whole_paths() -> None:
 
 def test_no_time_is_left_after_the_last_step() -> None:
     shown, out = screen()
-    stage = StageSummary("run", "sft", "train", steps=9, losses=[0.5])
+    stage = StageSummary("run", "sft", "train", steps=8, losses=[0.5])
     shown.start_stage("run", stage, total_steps=8)
-    shown.report("trainer", 9, {"time/step": 1.0})
+    shown.report("trainer", 8, {"time/step": 1.0})
     shown.end_stage()
     assert "loss 0.5000" in out.getvalue() and " 0 s left" in out.getvalue()
+
+
+def test_more_steps_than_planned_are_told_as_such() -> None:
+    shown, out = screen()
+    stage = StageSummary("run", "grpo", "both", steps=3, rewards=[0.5])
+    shown.start_stage("run", stage, total_steps=2)
+    shown.report("trainer", 3, {"time/step": 1.0})
+    shown.end_stage()
+    assert "step 3 (of 2 planned)   reward 0.500   1.00 s/step" in out.getvalue()
+    assert "left" not in out.getvalue()
 
 
 def test_evaluations_are_said_at_once() -> None:

@@ -120,7 +120,7 @@ class Explorer:
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("explorer"))
     step: int = 0
     version: int = 0
-    _eval_at: int = -1
+    _evaluated: tuple[int, int] | None = None
     _failed_steps: int = 0
     _is_stopping: bool = False
     _finished_state: dict[str, object] | None = None
@@ -332,16 +332,17 @@ class Explorer:
             logger.info("Weights of version %d loaded in %.3f s.", ticket.version, seconds)
 
     async def _evaluate_if_due(self) -> None:
+        """Not after the last step: what `_finish` evaluates may be newer."""
         every = self.settings.eval_interval
-        if every and self.step % every == 0:
+        if every and self.step % every == 0 and not self._is_done():
             await self.evaluate()
 
     async def evaluate(self) -> Metrics:
         """Run every evaluation set once with the weights in place; report and return its scores."""
         metrics: Metrics = {}
-        if not self.evals or self._eval_at == self.step:
+        if not self.evals or self._evaluated == (self.step, self.version):
             return metrics
-        self._eval_at = self.step
+        self._evaluated = self.step, self.version
         prefix = self.settings.metric_prefix
         with timed(metrics, f"time/{prefix}"):
             for taskset in self.evals:

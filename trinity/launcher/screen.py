@@ -129,7 +129,7 @@ class Screen:
         """The state of the stage in one plain line."""
         stage = self._stage
         assert stage is not None
-        parts = [f"step {stage.steps}" + (f"/{self._total}" if self._total else "")]
+        parts = [self._step_text(stage.steps)]
         if stage.rewards:
             parts.append(f"reward {stage.rewards[-1]:.3f}")
         elif stage.losses:
@@ -143,10 +143,19 @@ class Screen:
             parts.append(f"{left:.0f} s left")
         return "   ".join(parts)
 
+    def _step_text(self, steps: int) -> str:
+        """A run that gives more than one experience makes more training steps than planned."""
+        if not self._total:
+            return f"step {steps}"
+        is_more = steps > self._total
+        return f"step {steps} (of {self._total} planned)" if is_more else f"step {steps}/{self._total}"
+
     def _seconds_left(self) -> float | None:
         if self._stage is None or not self._total or not self._seconds:
             return None
-        left = max(0, self._total - self._stage.steps)
+        left = self._total - self._stage.steps
+        if left < 0:
+            return None
         return left * sum(self._seconds) / len(self._seconds)
 
     def _draw(self) -> RenderableType:
