@@ -129,7 +129,12 @@ async def test_pass_rates_reach_the_selector_of_their_taskset(tmp_path: Path):
 def test_eval_takes_every_row(tmp_path: Path):
     tasks = read_all(section(file(tmp_path, 5, "test.jsonl"), split="test"))
     assert [task.truth for task in tasks] == [0, 1, 2, 3, 4]
-    assert all(task.is_eval for task in tasks)
+    assert all(task.is_eval and task.repeat_times == 1 for task in tasks)
+
+
+def test_eval_repeats_each_row_as_often_as_it_says(tmp_path: Path):
+    tasks = read_all(section(file(tmp_path, 2, "test.jsonl"), split="test", repeat_times=3))
+    assert [task.repeat_times for task in tasks] == [3, 3]
 
 
 BAD_LINES = [

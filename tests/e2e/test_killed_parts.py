@@ -79,3 +79,19 @@ def test_a_killed_trainer_ends_the_run_and_is_named_last(
     assert run.summary["status"] == "failed"
     assert "trainer" in run.summary["error"]
     assert run.remaining() == []
+
+
+def test_a_trainer_that_hangs_in_a_sync_ends_the_run_within_the_deadline(
+    toy: Toy, start: Start, tmp_path: Path
+) -> None:
+    config = toy.config(tmp_path, buffer__total_steps=1000, synchronizer__sync_timeout=4)
+    run = start(config)
+    run.wait_for_step(1)
+    os.kill(run.pid_of("trainer"), signal.SIGSTOP)
+    told = "Waited 4 s for weights newer than version"
+    run.wait_for(lambda: told in run.screen, "the error", timeout_s=25)
+    assert run.wait() == 1
+    assert "Waited 4 s for weights newer than version" in run.last_lines
+    assert "from the trainer; the newest is version" in run.last_lines
+    assert "Traceback" not in run.screen
+    assert run.remaining() == []

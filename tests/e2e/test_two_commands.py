@@ -1,5 +1,6 @@
 """Explorer and trainer as two commands on one job, a database or a queue between them."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,40 @@ def test_explorer_and_trainer_meet_in_a_queue(toy: Toy, start: Start, tmp_path: 
     """The queue is a process of the cluster that both join."""
     with ray_head(num_cpus=4) as address:
         meet(toy, start, tmp_path, {"storage_type": "queue"}, cluster__ray_address=address)
+
+
+@pytest.mark.parametrize(
+    ("victim", "is_told"),
+    [
+        ("train", "Waited 4 s for weights newer than version"),
+        pytest.param("explore", "No experience came within 4 s", marks=pytest.mark.long),
+    ],
+)
+def test_who_waits_for_a_command_that_was_killed_ends_within_the_deadline(
+    toy: Toy, start: Start, tmp_path: Path, victim: str, is_told: str
+) -> None:
+    database = {"storage_type": "sql", "path": f"sqlite:///{tmp_path}/shared.db"}
+    settings = {
+        "checkpoint_root_dir": str(tmp_path / "jobs"),
+        "buffer__total_steps": 1000,
+        "buffer__trainer_input": {
+            "experience_buffer": {"name": "shared", "max_read_timeout": 4, **database}
+        },
+        "synchronizer": {**SYNC, "sync_timeout": 4},
+    }
+    runs = {
+        mode: start(toy.config(tmp_path / mode, mode=mode, **settings))
+        for mode in ("explore", "train")
+    }
+    runs["train"].wait_for_step(2)
+    runs.pop(victim).process.kill()
+    start_s = time.monotonic()
+    [left] = runs.values()
+    assert left.wait() == 1
+    assert time.monotonic() - start_s < 30
+    assert is_told in left.last_lines
+    assert "Traceback" not in left.screen
+    assert left.remaining() == []
 
 
 def meet(

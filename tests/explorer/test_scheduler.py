@@ -320,6 +320,22 @@ async def test_dynamic_deadline_follows_successful_runs(closing):
     assert [s.ok for s in result.statuses] == [False, True]
 
 
+async def test_dynamic_deadline_does_not_know_failed_runs(closing):
+    """They end at a deadline or at once, so their times say nothing of how long a run takes."""
+    scheduler = closing(make(dynamic_timeout_ratio=3.0, max_timeout_s=2, max_retry_times=0))
+    await scheduler.prepare()
+    quick = [task(Single, do="slow", seconds=0.1) for _ in range(2)]
+    await collect(scheduler, [*quick, *(task(Single, do="hang") for _ in range(4))])
+    start = time.monotonic()
+    result = await collect(scheduler, [task(Single, do="hang"), task(Single)], batch_id=2)
+    assert time.monotonic() - start < 1.8  # with the failed ones the deadline would stay at 2
+    assert [s.ok for s in result.statuses] == [False, True]
+    slow = [task(Single, do="slow", seconds=0.9) for _ in range(2)]
+    await collect(scheduler, [task(Single, do="raise") for _ in range(20)], batch_id=3)
+    result = await collect(scheduler, slow, batch_id=4)  # 20 runs of 0 s would end these
+    assert [s.ok for s in result.statuses] == [True, True]
+
+
 async def test_sequential_runs_take_turns(closing):
     scheduler = closing(
         make(runner_settings=RunnerSettings(concurrent_mode="sequential"), is_sequential=True)

@@ -52,6 +52,27 @@ async def test_an_agent_over_eight_turns_with_parallel_calls():
     assert (row.logprobs[row.action_mask] == -1).all()
 
 
+@pytest.mark.parametrize(
+    ("workflow", "first", "arguments", "raw"),
+    [
+        ("react_workflow", call("weather", city="Oslo " * 60), ARGUMENTS, None),
+        ("python_tool_workflow", "```python\nprint('7 ' * 900)\n```", {}, None),
+        ("math_hint_workflow", "no " * 400, {}, None),
+        ("sudoku_workflow", "no " * 400, {"max_turns": 3}, {"size": 4, "seed": 1}),
+    ],
+)
+async def test_a_conversation_that_outgrows_the_model_ends_with_what_was_sampled(
+    workflow, first, arguments, raw
+):
+    settings = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+    model, ids = wrapper([first, "so \\boxed{42}"], max_model_len=900, **settings)
+    rows, _ = await run(model, workflow=workflow, workflow_args=arguments, raw=raw)
+    found = [token for row in rows for token in sampled(row)]
+    assert found and found == ids[0][: len(found)]  # no second turn
+    if workflow == "react_workflow":
+        assert [row.metrics["outgrown"] for row in rows] == [1]
+
+
 async def test_an_agentscope_agent_over_eight_turns():
     pytest.importorskip("agentscope")
     turn = "let me see\n" + "\n".join(call("weather", city=c) for c in ("Oslo", "Rome"))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trinity.launcher.build import Parts
 
 _EXIT_INTERRUPTED = 130
+_END_IS_LONG_S = 3.0
 _HURRIED_END_S = 3.0  # after a second Ctrl-C
 
 
@@ -235,7 +236,11 @@ class Job:
             title += f", resumed at step {resume.step}"
         self.screen.start_stage(title, stage, parts.total_steps)
         try:
-            async with _closing(parts), self._stopping_on_signal(parts), self.observe(parts):
+            async with (
+                _closing(parts, self.screen.say),
+                self._stopping_on_signal(parts),
+                self.observe(parts),
+            ):
                 await parts.run(resume)
         finally:
             recorder.end()
@@ -355,11 +360,21 @@ def _huggingface_folder(plan: RunPlan) -> str | None:
 
 
 @asynccontextmanager
-async def _closing(parts: "Parts") -> AsyncIterator[None]:
+async def _closing(parts: "Parts", say: Callable[[str, str], None]) -> AsyncIterator[None]:
+    """End ``parts`` with the block. Where that takes long after an error, the error is said first:
+    a part that hangs is given its time to end."""
+    loop, told = asyncio.get_running_loop(), None
     try:
         yield
+    except Exception as error:
+        limit = f"Ending all parts ({parts.end_timeout_s:.0f} s at most)."
+        text = f"{type(error).__name__}: {error}\n{limit}"
+        told = loop.call_later(_END_IS_LONG_S, say, text, "red")
+        raise
     finally:
         await parts.close()
+        if told is not None:
+            told.cancel()
 
 
 def run_config(

@@ -147,8 +147,9 @@ class Screen:
         """A run that gives more than one experience makes more training steps than planned."""
         if not self._total:
             return f"step {steps}"
-        is_more = steps > self._total
-        return f"step {steps} (of {self._total} planned)" if is_more else f"step {steps}/{self._total}"
+        if steps > self._total:
+            return f"step {steps} (of {self._total} planned)"
+        return f"step {steps}/{self._total}"
 
     def _seconds_left(self) -> float | None:
         if self._stage is None or not self._total or not self._seconds:

@@ -153,10 +153,12 @@ def test_only_max_model_len_limits_what_comes_through_the_api():
     engine = model.endpoint.group.engines[0]
     assert engine.params[0].max_tokens == 90 - len(engine.prompts[0])
     assert engine.params[0].min_tokens == 0
-    with pytest.raises(openai.BadRequestError, match="more than 89"):
+    with pytest.raises(openai.BadRequestError, match="more than 89") as caught:
         client.chat.completions.create(
             model="toy", messages=[{"role": "user", "content": "x " * 90}]
         )
+    assert caught.value.code == "context_length_exceeded"
+    assert "enable_prompt_truncation" not in str(caught.value)  # it does not hold there
 
 
 @pytest.mark.parametrize(
@@ -176,6 +178,19 @@ def test_wrong_requests_are_refused_with_a_reason(changes, status, message):
     with pytest.raises(openai.APIStatusError, match=message) as caught:
         client.chat.completions.create(**{"model": "toy", "messages": ASK, **changes})
     assert caught.value.status_code == status
+
+
+def test_a_request_that_fails_leaves_the_history_of_the_others():
+    model = model_with(["one", "two"])
+    client = model.get_openai_client()
+    client.chat.completions.create(model="toy", messages=ASK)
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="toy", messages=[])
+    client.chat.completions.create(model="toy", messages=ASK)
+    with pytest.raises(openai.APIStatusError):  # the engine has no reply left
+        client.with_options(max_retries=0).chat.completions.create(model="toy", messages=ASK)
+    texts = [e.response_text for e in model.extract_experience_from_history()]
+    assert texts == ["one", "two"]
 
 
 def test_no_client_without_the_api():

@@ -23,6 +23,10 @@ Sample = tuple[Experience, Completion | None]
 """No completion where the prompt was too long."""
 
 
+class PromptTooLongError(ValueError):
+    """A prompt leaves no room for a reply."""
+
+
 @dataclass(frozen=True)
 class SampleRequest:
     """A prompt, and how to go on from it.
@@ -66,14 +70,14 @@ class Endpoint:
         """What the engines make of a prompt; stand-ins if it is too long.
 
         Raises:
-            ValueError: It is too long, and ``enable_prompt_truncation`` is off.
+            PromptTooLongError: It is, and ``enable_prompt_truncation`` is off or an API asks.
         """
         settings = self.settings.for_api() if request.is_api else self.settings
         prompt_ids, limit = request.prompt_ids, settings.longest_prompt
         params = sampling_params(settings, len(prompt_ids), request.sampling, request.seed)
         if limit is not None and len(prompt_ids) > limit:
             if not settings.enable_prompt_truncation:
-                raise ValueError(_too_long(len(prompt_ids), limit))
+                raise PromptTooLongError(_too_long(len(prompt_ids), limit, request.is_api))
             return [
                 (masked_experience(self.chat, prompt_ids, limit), None) for _ in range(params.n)
             ]
@@ -146,7 +150,9 @@ def media(pixels: Tensor | None) -> dict[str, Tensor] | None:
     return None if pixels is None else {PIXELS: pixels}
 
 
-def _too_long(length: int, limit: int) -> str:
+def _too_long(length: int, limit: int, is_api: bool) -> str:
+    if is_api:
+        return f"The prompt has {length} tokens, more than {limit} (max_model_len - 1)."
     return (
         f"The prompt has {length} tokens, more than {limit} (max_prompt_tokens and max_model_len). "
         "Raise them, or set enable_prompt_truncation to true to leave such prompts out of training."

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
+from trinity.common.models.api.errors import CONTEXT_LENGTH_EXCEEDED
 from trinity.common.workflows import REWARD_ERROR, BaseSimpleWorkflow
 from trinity.workflows.agent.merge import merge_turns
 from trinity.workflows.agent.tools import Tool, load_tools
@@ -25,6 +26,9 @@ class AgentWorkflow(BaseSimpleWorkflow):
 
     `workflow_args.merge_turns` (True): a reply that goes on from an earlier one becomes one row
     with it; False: each reply is a row of its own (`eid.step`).
+
+    A conversation that outgrows the model ends with the replies that were sampled: the last of them
+    is the answer. Metrics: ``turns``, ``outgrown`` (1 where that happened).
     """
 
     is_async: ClassVar[bool] = True
@@ -41,7 +45,7 @@ class AgentWorkflow(BaseSimpleWorkflow):
         raise NotImplementedError
 
     async def run_async(self) -> list[Experience]:
-        answer = await self.solve()
+        answer, is_outgrown = await self._solved()
         replies = self.model.extract_experience_from_history()
         if not replies:
             raise RuntimeError(f"{type(self).__qualname__} ended without asking the model.")
@@ -52,8 +56,18 @@ class AgentWorkflow(BaseSimpleWorkflow):
         if self.task.workflow_args.get("merge_turns", True):
             replies = merge_turns(replies)
         for reply in replies:
-            reply.metrics["turns"] = num_turns
+            reply.metrics |= {"turns": num_turns, "outgrown": float(is_outgrown)}
         return replies
+
+    async def _solved(self) -> tuple[str, bool]:
+        """The final answer, and whether the conversation outgrew the model on the way to it."""
+        try:
+            return await self.solve(), False
+        except Exception as error:
+            replies = self.model.extract_experience_from_history(clear_history=False)
+            if getattr(error, "code", None) != CONTEXT_LENGTH_EXCEEDED or not replies:
+                raise
+            return replies[-1].response_text or "", True
 
     async def _give_reward(self, replies: Sequence[Experience], answer: str) -> None:
         """Score ``answer`` once; every reply carries the reward."""

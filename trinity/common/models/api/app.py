@@ -13,9 +13,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from trinity.common.experience import Experience
 from trinity.common.models.api import responses
 from trinity.common.models.api.adapters import add_adapter_routes, named_model
-from trinity.common.models.api.errors import ApiError
+from trinity.common.models.api.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from trinity.common.models.api.live import LiveTokens, StreamForm, events
 from trinity.common.models.api.requests import ChatRequest, CompletionRequest, SamplingRequest
+from trinity.common.models.endpoint import PromptTooLongError
 from trinity.common.models.protocol import Completion
 from trinity.common.models.replies import ChatReply
 from trinity.common.models.streaming import sure_text
@@ -170,6 +171,8 @@ async def _or_refusal(job: Awaitable[T]) -> T:
     """What ``job`` gives; the caller's mistakes as an answer that says so."""
     try:
         return await job
+    except PromptTooLongError as error:
+        raise ApiError(400, str(error), code=CONTEXT_LENGTH_EXCEEDED) from error
     except (ValueError, TypeError) as error:
         raise ApiError(400, str(error)) from error
 
@@ -190,7 +193,7 @@ def _prometheus(figures: dict[str, float]) -> str:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(responses.error(str(error), error.kind), error.status)
+    return JSONResponse(responses.error(str(error), error.kind, error.code), error.status)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

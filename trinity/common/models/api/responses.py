@@ -161,9 +161,9 @@ def prompt_ids(experience: Experience) -> list[int]:
     return ids
 
 
-def error(message: str, kind: str = "invalid_request_error") -> Json:
+def error(message: str, kind: str = "invalid_request_error", code: str | None = None) -> Json:
     """An error in OpenAI's form."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def _head(prefix: str, kind: str, model: str, experience: Experience) -> Json:
