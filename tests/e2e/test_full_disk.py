@@ -22,6 +22,27 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+def test_a_disk_without_any_room_leaves_the_cause_on_the_screen(
+    toy: Toy, start: Start, tmp_path: Path, small_disk: Path
+) -> None:
+    config = toy.config(
+        tmp_path,
+        checkpoint_root_dir=str(small_disk),
+        buffer__total_steps=1000,
+        data_processor__experience_pipeline={"save_input": True},
+    )
+    run = start(config)
+    run.wait_for_step(1)
+    with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(b"x" * 4096)
+    assert run.wait() == 1
+    assert "database or disk is full" in run.last_lines or "No space left" in run.last_lines
+    assert "Traceback" not in run.screen and "Logging error" not in run.screen
+    assert run.screen.count("launcher.log can't be written to") == 1
+    assert run.remaining() == []
+
+
 def after_error(log: str) -> str:
     return log.rpartition("could not be saved")[2]
 

@@ -81,6 +81,7 @@ def test_a_killed_trainer_ends_the_run_and_is_named_last(
     assert run.remaining() == []
 
 
+@pytest.mark.long
 def test_a_trainer_that_hangs_in_a_sync_ends_the_run_within_the_deadline(
     toy: Toy, start: Start, tmp_path: Path
 ) -> None:

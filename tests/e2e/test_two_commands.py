@@ -27,23 +27,26 @@ def test_explorer_and_trainer_meet_in_a_queue(toy: Toy, start: Start, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("victim", "is_told"),
+    ("victim", "sync_s", "read_s", "is_told"),
     [
-        ("train", "Waited 4 s for weights newer than version"),
-        pytest.param("explore", "No experience came within 4 s", marks=pytest.mark.long),
+        ("train", 10, 60, "Waited 10 s for weights newer than version"),
+        pytest.param(
+            *("explore", 60, 20, "Waited 20 s for experiences in the table 'shared'"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_who_waits_for_a_command_that_was_killed_ends_within_the_deadline(
-    toy: Toy, start: Start, tmp_path: Path, victim: str, is_told: str
+    toy: Toy, start: Start, tmp_path: Path, victim: str, sync_s: int, read_s: int, is_told: str
 ) -> None:
     database = {"storage_type": "sql", "path": f"sqlite:///{tmp_path}/shared.db"}
     settings = {
         "checkpoint_root_dir": str(tmp_path / "jobs"),
         "buffer__total_steps": 1000,
         "buffer__trainer_input": {
-            "experience_buffer": {"name": "shared", "max_read_timeout": 4, **database}
+            "experience_buffer": {"name": "shared", "max_read_timeout": read_s, **database}
         },
-        "synchronizer": {**SYNC, "sync_timeout": 4},
+        "synchronizer": {**SYNC, "sync_timeout": sync_s},
     }
     runs = {
         mode: start(toy.config(tmp_path / mode, mode=mode, **settings))
@@ -54,10 +57,42 @@ def test_who_waits_for_a_command_that_was_killed_ends_within_the_deadline(
     start_s = time.monotonic()
     [left] = runs.values()
     assert left.wait() == 1
-    assert time.monotonic() - start_s < 30
+    assert time.monotonic() - start_s < sync_s + read_s
     assert is_told in left.last_lines
     assert "Traceback" not in left.screen
     assert left.remaining() == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("save_interval", [0, 3])
+def test_a_trainer_that_was_killed_goes_on_beside_the_explorer(
+    toy: Toy, start: Start, tmp_path: Path, save_interval: int
+) -> None:
+    """Its newest weights are of a step after its checkpoint."""
+    database = {"storage_type": "sql", "path": f"sqlite:///{tmp_path}/shared.db"}
+    settings = {
+        "checkpoint_root_dir": str(tmp_path / "jobs"),
+        "buffer__total_steps": 8,
+        "buffer__explorer_input__taskset": {
+            "default_reward_fn_type": "toy_reward",
+            "reward_fn_args": {"seconds": 0.3},
+        },
+        "buffer__trainer_input": {
+            "experience_buffer": {"name": "shared", "max_read_timeout": 60, **database}
+        },
+        "synchronizer": SYNC,
+        "trainer__save_interval": save_interval,
+    }
+    exploring = start(toy.config(tmp_path / "e", mode="explore", **settings))
+    killed = start(toy.config(tmp_path / "t", mode="train", **settings))
+    killed.wait_for_step(5)
+    killed.process.kill()
+    killed.wait()
+    training = start(toy.config(tmp_path / "t", mode="train", **settings)).succeed()
+    exploring.succeed()
+    steps = scalars(training.job, "trainer")["sample/task_count"]
+    assert len(steps) >= 8 and set(steps) == {4}
+    assert training.summary["stages"][0]["steps"] == 8
 
 
 def meet(

@@ -80,9 +80,23 @@ async def test_the_last_weights_count_after_the_end(board: Board) -> None:
     assert await board.wait_newer(1, 60) is None
 
 
+@pytest.mark.parametrize(("resumed_at", "kept"), [(0, 0), (3, 0), (5, 5), (6, 5)])
+async def test_weights_newer_than_the_trainer_are_taken_back(
+    board: Board, resumed_at: int, kept: int
+) -> None:
+    """It was killed at step 5, and goes on from a checkpoint before it."""
+    await board.publish(ticket(5))
+    waiting = await started(task(board.wait_newer(5, 5)))
+    assert await board.reopen(resumed_at) == (kept == 0)
+    assert await board.newest() == (kept, ticket(kept) if kept else None)
+    for version in range(resumed_at + 1, 8):
+        await board.publish(ticket(version))
+    assert (await waiting).version > 5
+
+
 async def test_a_trainer_may_start_again(board: Board) -> None:
     await board.close("done")
-    await board.reopen()
+    await board.reopen(0)
     assert await board.is_open()
     waiting = await started(task(board.wait_newer(0, 60)))
     await board.publish(ticket(1))

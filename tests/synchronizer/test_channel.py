@@ -59,6 +59,14 @@ def test_old_versions_are_dropped_and_foreign_folders_left(tmp_path: Path) -> No
     assert_same(dict(open_weights(tickets[3])), weights(11))
 
 
+def test_a_trainer_that_went_back_keeps_what_it_sends(tmp_path: Path) -> None:
+    for version in (4, 5):
+        CheckpointChannel(tmp_path).send(version, weights(version).items())
+    resumed = CheckpointChannel(tmp_path)
+    assert_same(dict(open_weights(resumed.send(3, weights(3).items()))), weights(3))
+    assert {path.name for path in tmp_path.iterdir()} == {"weights_3"}
+
+
 def test_an_open_ticket_outlives_its_file(tmp_path: Path) -> None:
     channel = CheckpointChannel(tmp_path, keep=1)
     reading = open_weights(channel.send(1, weights(1).items()))

@@ -42,6 +42,16 @@ def test_warnings_are_on_the_screen_too(folder: Path, capsys: pytest.CaptureFixt
     assert "beware" in (folder / "explorer.log").read_text()
 
 
+def test_a_full_disk_is_told_of_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.mkdir()
+    (folder / "explorer.log").symlink_to("/dev/full")
+    for number in range(3):
+        get_logger("explorer").info("line %d", number)
+    told = capsys.readouterr().err
+    assert told.count("explorer.log can't be written to: No space left on device") == 1
+    assert len(told.splitlines()) == 1
+
+
 def test_without_a_folder_all_goes_to_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     get_logger("explorer").info("hello")
     assert "hello" in capsys.readouterr().err

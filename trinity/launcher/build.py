@@ -118,10 +118,13 @@ class Parts:
             waits.append(_within_start(self.trainer.prepare(folder), "the trainer"))
         for index, engine in enumerate(self.auxiliary):
             waits.append(_within_start(engine.prepare(), f"engine {index} of auxiliary models"))
+        has_lost_weights = False
         if self.trainer is not None:
-            await self.board.reopen()
+            has_lost_weights = await self.board.reopen(self.trainer.step)
         await together(*waits)
-        if resume is not None and self.trainer is not None and self.explorer is not None:
+        if resume is None or self.trainer is None:
+            return
+        if self.explorer is not None or has_lost_weights:
             await self.trainer.publish({})
 
     async def _explore(self) -> None:

@@ -6,7 +6,13 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,9 +127,17 @@ class Job:
                 self.screen.end_stage()
                 summary.seconds = time.time() - started
                 summary.peak_memory_mb = memory.peak_mb
-                summary.write(self.folder.path)
+                self._write(summary)
         self.screen.final_table(summary, self._hints(summary))
         return _EXIT_INTERRUPTED if self._is_interrupted else 0
+
+    def _write(self, summary: RunSummary) -> None:
+        """Keep the summary; a disk without room for it must not hide what ended the run."""
+        try:
+            summary.write(self.folder.path)
+        except OSError as error:
+            why = error.strerror or error
+            self.screen.say(f"summary.json can't be written: {why}. It is not of this run.", "red")
 
     def _create_folder(self) -> None:
         try:
@@ -245,7 +259,8 @@ class Job:
         finally:
             recorder.end()
             self.screen.end_stage()
-            summary.write(self.folder.path)
+            with suppress(OSError):  # told of at the end of the run
+                summary.write(self.folder.path)
 
     def _announce(self, plan: RunPlan, parts: "Parts", resume: ResumePoint | None) -> None:
         """Say what the stage will do."""

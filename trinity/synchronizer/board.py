@@ -10,7 +10,7 @@ from trinity.common.models.protocol import WeightTicket
 class Board(Protocol):
     """What explorer and trainer call of a board: one in a process, or `FileBoard` between two."""
 
-    async def reopen(self) -> None: ...
+    async def reopen(self, version: int) -> bool: ...
 
     async def publish(self, ticket: WeightTicket) -> None: ...
 
@@ -57,9 +57,17 @@ class VersionBoard:
             self._published_at = time.monotonic()
             self._answer()
 
-    async def reopen(self) -> None:
-        """A trainer starts (again): more weights will come."""
+    async def reopen(self, version: int) -> bool:
+        """A trainer starts (again) at ``version``: more weights will come.
+
+        Newer ones, of a trainer that was killed after its last checkpoint, are taken back: True if
+        there were some.
+        """
         self._closed = None
+        is_ahead = self._version > version
+        if is_ahead:
+            self._version, self._ticket = 0, None
+        return is_ahead
 
     async def close(self, reason: str) -> None:
         """No more weights will come; who waits gets None."""

@@ -129,19 +129,22 @@ class CheckpointChannel:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         shutil.rmtree(target / "replaced", ignore_errors=True)
-        self._drop_old()
+        self._drop_others(version)
         if self._on_sent is not None:
             self._on_sent(version)
         return WeightTicket(version, self.method, digest, str(target / "model.safetensors"))
 
-    def _drop_old(self) -> None:
+    def _drop_others(self, version: int) -> None:
+        """Older versions but the newest of them, and newer ones: those of a trainer that was killed
+        after the checkpoint this one goes on from."""
         folders = {
             int(path.name.removeprefix("weights_")): path
             for path in self._folder.glob("weights_*")
             if path.name.removeprefix("weights_").isdigit()
         }
-        for version in sorted(folders)[: -self._keep]:
-            shutil.rmtree(folders[version], ignore_errors=True)
+        kept = sorted(found for found in folders if found <= version)[-self._keep :]
+        for found in folders.keys() - kept:
+            shutil.rmtree(folders[found], ignore_errors=True)
 
     def before_change(self) -> None:
         """What was sent is a copy."""

@@ -31,10 +31,17 @@ class FileBoard:
         self._asked = folder / "asked.json"
         self._answer = folder / "answer.json"
 
-    async def reopen(self) -> None:
-        """A trainer starts (again): more weights will come."""
-        for path in (self._ended, self._asked, self._answer):
+    async def reopen(self, version: int) -> bool:
+        """A trainer starts (again) at ``version``: more weights will come.
+
+        Newer ones, of a trainer that was killed after its last checkpoint, are taken back: True if
+        there were some.
+        """
+        newest, _ = await self.newest()
+        is_ahead = newest > version
+        for path in (self._ended, self._asked, self._answer, *[self._newest] * is_ahead):
             path.unlink(missing_ok=True)
+        return is_ahead
 
     async def publish(self, ticket: WeightTicket) -> None:
         """Make ``ticket`` the newest weights. A version not above the newest is a `ValueError`."""

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import sys
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TextIO
@@ -27,6 +28,25 @@ class _Terminal(logging.StreamHandler):
     @property
     def stream(self) -> TextIO:  # type: ignore[override]  # looked up, not kept
         return sys.stderr
+
+
+class _File(RotatingFileHandler):
+    """A log that can't be written to, as on a full disk, is told of once and ends nothing."""
+
+    _is_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._is_told:
+            self._is_told = True
+            text = f"{self.baseFilename} can't be written to: {error.strerror or error}."
+            sys.stderr.write(f"{text} Lines are missing.\n")
+
+    def close(self) -> None:
+        with suppress(OSError):  # of lines that are still to be written
+            super().close()
 
 
 class _PrefixedLines(logging.Formatter):
@@ -79,7 +99,7 @@ def _handlers(path: Path | None) -> list[logging.Handler]:
         return [terminal]
     path.parent.mkdir(parents=True, exist_ok=True)
     terminal.setLevel(logging.WARNING)
-    return [RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=3), terminal]
+    return [_File(path, maxBytes=_MAX_BYTES, backupCount=3), terminal]
 
 
 def _node_ip() -> str:
