@@ -3,12 +3,19 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+with suppress(ImportError):  # not in each environment
+    from hypothesis import settings
+
+    settings.register_profile("any machine", deadline=None)  # a pause of it is no fault of a test
+    settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)
