@@ -12,9 +12,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 with suppress(ImportError):  # not in each environment
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("any machine", deadline=None)  # a pause of it is no fault of a test
+    # A pause of the machine is no fault of a test.
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
     settings.load_profile("any machine")
 
 
