@@ -93,7 +93,7 @@ def test_all_machines_are_one_cluster_and_end_with_the_run(port: int) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_machine_that_does_not_come_is_missed(port: int) -> None:
     with pytest.raises(DeadlineError, match=r"1 of 2 \(WORLD_SIZE\) came"):
         run_on_dlc(DLCJob(0, 2, "127.0.0.1", port), lambda: 0, lambda _: None, timeout_s=20)
@@ -108,7 +108,7 @@ def test_a_head_that_does_not_come_is_missed(port: int) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_port_that_is_taken_is_told(port: int) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
