@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trinity.algorithm.base import Method
+from trinity.common.config.check_arguments import COLLABORATORS
 from trinity.common.experience import Experience
 
 Metrics = dict[str, float]
 Sample = tuple[list[Experience], Metrics, list[dict[str, Any]]]
-
-COLLABORATORS = ("reader", "batch_size", "auxiliary")
-"""What a strategy is given besides its settings."""
 
 
 class ExperienceSource(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
 from trinity.common.config.case import Case, Check
 from trinity.common.config.check_algorithm import ALGORITHM_CHECKS
+from trinity.common.config.check_arguments import ARGUMENT_CHECKS
 from trinity.common.config.check_data import DATA_CHECKS
 from trinity.common.config.check_model import MODEL_CHECKS
 from trinity.common.config.check_sync import SYNC_CHECKS
@@ -107,6 +108,7 @@ def _gpus(case: Case) -> Iterator[Problem]:
 CHECKS: tuple[Check, ...] = (
     _names,
     *ALGORITHM_CHECKS,
+    *ARGUMENT_CHECKS,
     *MODEL_CHECKS,
     *DATA_CHECKS,
     *SYNC_CHECKS,

@@ -13,7 +13,7 @@ from pathlib import Path
 Names = Mapping[str, frozenset[str]]
 """Registry -> the names in it."""
 
-_PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[2]
 _HOMES = {
     "ALGORITHM_TYPE": "algorithm/algorithm_type.py",
     "ADVANTAGE_FN": "algorithm/advantage_fn/__init__.py",
@@ -54,7 +54,18 @@ KINDS = {
 @cache
 def builtin_names() -> Names:
     """The names that ship with trinity."""
-    return {registry: _table_keys(registry, _PACKAGE / home) for registry, home in _HOMES.items()}
+    return {registry: frozenset(table_of(registry)) for registry in _HOMES}
+
+
+@cache
+def table_of(registry: str) -> Mapping[str, str]:
+    """Name -> dotted path of what ships with trinity; "" where the path is not written out."""
+    values = dict(_assignments(parse(PACKAGE / _HOMES[registry])))
+    call = values.get(registry)
+    if not isinstance(call, ast.Call):
+        return {}
+    entries = (entry for argument in call.args for entry in _entries(argument, values))
+    return {name: _text(path, values) for name, path in entries}
 
 
 def known_names(plugin_dirs: Iterable[str | Path] = ()) -> Names:
@@ -65,15 +76,6 @@ def known_names(plugin_dirs: Iterable[str | Path] = ()) -> Names:
             for registry, name in _registered(path):
                 names.setdefault(registry, set()).add(name)
     return {registry: frozenset(entries) for registry, entries in names.items()}
-
-
-def _table_keys(registry: str, path: Path) -> frozenset[str]:
-    """Names in the table of ``REGISTRY = Registry("kind", {...})``."""
-    values = dict(_assignments(_parse(path)))
-    call = values.get(registry)
-    if not isinstance(call, ast.Call):
-        return frozenset()
-    return frozenset(key for argument in call.args for key in _keys(argument, values))
 
 
 def _assignments(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
@@ -88,28 +90,46 @@ def _assignments(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
         yield from ((item.id, value) for item in targets if isinstance(item, ast.Name))
 
 
-def _keys(table: ast.expr, values: Mapping[str, ast.expr]) -> Iterator[str]:
-    """Text keys of a dict that is written out, named, joined by ``|``, or made from another's."""
+def _entries(
+    table: ast.expr, values: Mapping[str, ast.expr]
+) -> Iterator[tuple[str, ast.expr | None]]:
+    """Text keys, with their values, of a dict that is written out, named, or joined by ``|``.
+
+    Of one that is made from another's keys the values are None.
+    """
     if isinstance(table, ast.Name) and table.id in values:
-        yield from _keys(values[table.id], values)
+        yield from _entries(values[table.id], values)
     elif isinstance(table, ast.BinOp):
-        yield from _keys(table.left, values)
-        yield from _keys(table.right, values)
+        yield from _entries(table.left, values)
+        yield from _entries(table.right, values)
     elif isinstance(table, ast.DictComp):
         source = table.generators[0].iter
         if isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute):
-            yield from _keys(source.func.value, values)
+            yield from ((key, None) for key, _ in _entries(source.func.value, values))
     elif isinstance(table, ast.Dict):
         for key, value in zip(table.keys, table.values, strict=True):
             if key is None:
-                yield from _keys(value, values)
+                yield from _entries(value, values)
             elif isinstance(key, ast.Constant) and isinstance(key.value, str):
-                yield key.value
+                yield key.value, value
+
+
+def _text(value: ast.expr | None, values: Mapping[str, ast.expr]) -> str:
+    """What a text, or an f-string of names and texts, says; "" for all else."""
+    if isinstance(value, ast.Constant):
+        return str(value.value)
+    if isinstance(value, ast.Name):
+        return _text(values.get(value.id), values)
+    if isinstance(value, ast.FormattedValue):
+        return _text(value.value, values)
+    if isinstance(value, ast.JoinedStr):
+        return "".join(_text(part, values) for part in value.values)
+    return ""
 
 
 def _registered(path: Path) -> Iterator[tuple[str, str]]:
     """(registry, name) of each ``REGISTRY.register_module("name")`` in a file."""
-    for node in ast.walk(_parse(path)):
+    for node in ast.walk(parse(path)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         registry = node.func.value
@@ -120,7 +140,7 @@ def _registered(path: Path) -> Iterator[tuple[str, str]]:
             yield registry.id, str(name.value)
 
 
-def _parse(path: Path) -> ast.Module:
+def parse(path: Path) -> ast.Module:
     """The syntax tree of a file; empty for one that is missing or no Python."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))

@@ -1,0 +1,62 @@
+"""Checks of the arguments that methods and operators are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from trinity.common.config.case import Case, Check
+from trinity.common.config.check_algorithm import METHOD_REGISTRIES
+from trinity.common.config.nearest import nearest
+from trinity.common.config.root import Config
+from trinity.common.config.signatures import parameters_of
+from trinity.common.errors import Problem
+
+COLLABORATORS = ("reader", "batch_size", "auxiliary")
+"""What a sample strategy is given besides its settings."""
+
+_OPERATORS = "data_processor.experience_pipeline.operators"
+
+
+class NamedArguments(NamedTuple):
+    """Arguments at ``key`` for what ``registry`` calls ``name``."""
+
+    key: str
+    registry: str
+    name: str
+    args: Mapping[str, object]
+
+
+def named_arguments(config: Config) -> Iterator[NamedArguments]:
+    """What a configuration names and gives arguments to: methods, then operators."""
+    for field, registry in METHOD_REGISTRIES.items():
+        args = getattr(config.algorithm, f"{field}_args")
+        name = getattr(config.algorithm, field)
+        if name:
+            yield NamedArguments(f"algorithm.{field}_args", registry, name, args or {})
+    for index, operator in enumerate(config.data_processor.experience_pipeline.operators):
+        key = f"{_OPERATORS}.{index}.args"
+        yield NamedArguments(key, "EXPERIENCE_OPERATORS", operator.name, operator.args)
+
+
+def unknown_arguments(given: NamedArguments, taken: Sequence[str]) -> Iterator[Problem]:
+    """A problem for each argument that is not among those ``taken``."""
+    known = [name for name in taken if name not in COLLABORATORS]
+    for argument, value in given.args.items():
+        if argument in known:
+            continue
+        close = nearest(argument, known)
+        fix = f"Did you mean `{close}`?" if close else f"It takes: {', '.join(known) or 'none'}."
+        message = f"{given.name} takes no such argument."
+        yield Problem(f"{given.key}.{argument}", message, fix, value)
+
+
+def _arguments(case: Case) -> Iterator[Problem]:
+    """What does not come with trinity is asked once it is imported: `trinity.launcher`."""
+    for given in named_arguments(case.config):
+        taken = parameters_of(given.registry, given.name)
+        if taken is not None:
+            yield from unknown_arguments(given, taken)
+
+
+ARGUMENT_CHECKS: tuple[Check, ...] = (_arguments,)
