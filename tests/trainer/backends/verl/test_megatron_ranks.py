@@ -12,7 +12,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from tests.trainer.backends.process_ranks import rank_group
 from trinity.checkpoint import atomic
 from trinity.common.errors import TrinityError
-from trinity.trainer.backends.torch.rank import own_address
 from trinity.trainer.backends.torch.sharding import Ranks
 from trinity.trainer.backends.verl.megatron_rank import MegatronTrainRank
 from trinity.trainer.backends.verl.settings import MegatronSizes, VerlEngineSettings
@@ -70,10 +69,10 @@ class SavesTogether(MegatronTrainRank):
     model: type = HasNoRoom
 
     async def address(self) -> str:
-        return own_address()
+        return self._meeting.address()
 
     def _join(self, address: str) -> None:
-        self._ranks = Ranks(self._rank, self._settings, address)
+        self._ranks = Ranks(self._rank, self._settings, self._meeting.store(address))
 
     def _megatron_models(self):
         return {"actor": self.model()}
@@ -91,7 +90,7 @@ async def test_a_rank_that_can_not_write_ends_the_save_at_once(tmp_path, kind):
         began = time.monotonic()
         with pytest.raises(TrinityError, match=r"Rank 1 .*global_step_3: .*No space left") as found:
             await group.save(tmp_path / "global_step_3")
-        assert time.monotonic() - began < 10, "the ranks would wait 120 s for each other"
+        assert time.monotonic() - began < 60, "the ranks would wait 120 s for each other"
         assert "Rank 0" not in str(found.value)
         assert not atomic.aside_of(tmp_path / "global_step_3").exists()
         with pytest.raises(TrinityError, match=r"Rank 1 could not read .*actor: 'rng_state'"):

@@ -1,6 +1,5 @@
 """`TorchTrainRank`: one process of an engine that is spread over several."""
 
-import socket
 from collections import deque
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.channel import WeightChannel
 from trinity.synchronizer.ipc import IPCChannel
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
+from trinity.trainer.backends.torch.meeting import MeetingPlace
 from trinity.trainer.backends.torch.microbatch import MicroBatch
 from trinity.trainer.backends.torch.rank_checkpoint import CheckpointParts
 from trinity.trainer.backends.torch.settings import TorchEngineSettings
@@ -36,18 +36,19 @@ class TorchTrainRank(TorchTrainEngine, CheckpointParts):
     ) -> None:
         super().__init__(settings, channel)
         self._rank = rank
+        self._meeting = MeetingPlace(rank)
         self._ranks: Ranks | None = None
         self._held = {}
 
     async def address(self) -> str:
-        """Where the ranks can meet: this host and a free port."""
-        return own_address()
+        """Where the ranks can meet, if this is the first; this host in any case."""
+        return self._meeting.address()
 
     async def join(self, address: str) -> None:
         """Meet the other ranks, and load the models."""
 
         def meet() -> None:
-            self._ranks = Ranks(self._rank, self._settings, address)
+            self._ranks = Ranks(self._rank, self._settings, self._meeting.store(address))
             self._prepare(self._ranks)
 
         await self._run(meet)
@@ -106,24 +107,3 @@ class TorchTrainRank(TorchTrainEngine, CheckpointParts):
             role: self._state(role, model, hf, rank, world_size, copies)
             for role, model in self._models.items()
         }
-
-
-def own_address() -> str:
-    """This host and a free port of it."""
-    host = _own_host()
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
-
-
-def _own_host() -> str:
-    """An address of this machine that others reach, if it has one."""
-    host = socket.gethostbyname(socket.gethostname())
-    if not host.startswith("127."):
-        return host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 1))  # sends nothing
-        except OSError:
-            return host
-        return str(probe.getsockname()[0])

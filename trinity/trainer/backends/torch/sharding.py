@@ -47,14 +47,16 @@ class RankSettings:
 class Ranks:
     """The ranks that train one model, seen from one of them."""
 
-    def __init__(self, settings: RankSettings, engine: TorchEngineSettings, address: str) -> None:
+    def __init__(
+        self, settings: RankSettings, engine: TorchEngineSettings, store: dist.Store
+    ) -> None:
         self.rank = settings.rank
         self.world_size = settings.world_size
         self.device = device = engine.device
         usual = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(
             settings.backend or usual,
-            init_method=f"tcp://{address}",
+            store=store,
             rank=settings.rank,
             world_size=settings.world_size,
             timeout=timedelta(seconds=settings.timeout_s),

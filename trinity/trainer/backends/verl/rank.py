@@ -13,8 +13,8 @@ from torch import Tensor
 from trinity.algorithm.aggregate import LossScope
 from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.channel import WeightChannel
+from trinity.trainer.backends.torch.meeting import MeetingPlace
 from trinity.trainer.backends.torch.microbatch import MicroBatch
-from trinity.trainer.backends.torch.rank import own_address
 from trinity.trainer.backends.torch.rank_checkpoint import CheckpointParts
 from trinity.trainer.backends.torch.sharding import Ranks, RankSettings
 from trinity.trainer.backends.torch.state import (
@@ -50,6 +50,7 @@ class VerlTrainRank(CheckpointParts):
         self._settings = settings
         self._channel = channel
         self._rank = rank
+        self._meeting = MeetingPlace(rank)
         self._ranks: Ranks | None = None
         self._models: dict[ModelRole, VerlModel] = {}
         self._held: dict[str, ModelState] = {}
@@ -58,9 +59,9 @@ class VerlTrainRank(CheckpointParts):
         self._logger = get_logger(settings.log_name)
 
     async def address(self) -> str:
-        """Where the ranks can meet: this host and a free port."""
+        """Where the ranks can meet, if this is the first; this host in any case."""
         require_verl(self._settings.strategy)
-        return own_address()
+        return self._meeting.address()
 
     async def join(self, address: str) -> None:
         """Meet the other ranks, and load the models."""
@@ -141,7 +142,7 @@ class VerlTrainRank(CheckpointParts):
         check_keys(settings.verl, settings.strategy)
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
-        self._ranks = Ranks(self._rank, settings, address)
+        self._ranks = Ranks(self._rank, settings, self._meeting.store(address))
         torch.manual_seed(settings.seed)
         actor = self._model("actor")
         if settings.critic is not None:

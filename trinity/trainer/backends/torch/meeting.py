@@ -1,0 +1,52 @@
+"""Where the ranks of a trainer meet: a store that the first of them serves."""
+
+import socket
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from trinity.trainer.backends.torch.sharding import RankSettings
+
+
+class MeetingPlace:
+    """One rank's way to the others.
+
+    The first rank listens from the moment it is asked for its address, until all are there: others
+    may take seconds to start, in which a port that nobody holds could become another program's.
+    """
+
+    def __init__(self, settings: RankSettings) -> None:
+        self._rank = settings.rank
+        self._timeout = timedelta(seconds=settings.timeout_s)
+        self._served: dist.TCPStore | None = None
+
+    def address(self) -> str:
+        """This host, and the port of the first rank's store; the other ranks have none."""
+        host = _own_host()
+        if self._rank != 0:
+            return f"{host}:0"
+        if self._served is None:
+            self._served = dist.TCPStore(
+                host, 0, is_master=True, timeout=self._timeout, wait_for_workers=False
+            )
+        return f"{host}:{self._served.port}"
+
+    def store(self, address: str) -> dist.Store:
+        """The store of the rank that is at ``address``."""
+        if self._served is not None:
+            return self._served
+        host, _, port = address.rpartition(":")
+        return dist.TCPStore(host, int(port), is_master=False, timeout=self._timeout)
+
+
+def _own_host() -> str:
+    """An address of this machine that others reach, if it has one."""
+    host = socket.gethostbyname(socket.gethostname())
+    if not host.startswith("127."):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))  # sends nothing
+        except OSError:
+            return host
+        return str(probe.getsockname()[0])
