@@ -14,9 +14,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 with suppress(ImportError):  # not in each environment
     from hypothesis import HealthCheck, settings
 
-    # A pause of the machine is no fault of a test.
-    slow = [HealthCheck.too_slow]
-    settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
+    # A pause of the machine is no fault of a test, and a gate gives the same answer twice.
+    settings.register_profile(
+        "any machine",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize="CI" in os.environ,
+    )
     settings.load_profile("any machine")
 
 
