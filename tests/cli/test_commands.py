@@ -83,6 +83,23 @@ def test_validate_takes_overrides_and_plugins(file, tmp_path):
     assert result.returncode == 0
 
 
+@pytest.mark.parametrize("command", ["validate", "explain"])
+def test_the_file_is_named_first_or_by_its_option(file, command):
+    override = "algorithm.repeat_times=3"
+    first = trinity(command, str(file), override)
+    for arguments in (("--config", str(file), override), (override, "-c", str(file))):
+        by_option = trinity(command, *arguments)
+        assert by_option.returncode == 0 and by_option.stdout == first.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "validate", "explain"])
+@pytest.mark.parametrize("arguments", [(), ("a.b=1",)])
+def test_a_command_without_a_file_says_how_to_name_one(command, arguments):
+    result = trinity(command, *arguments)
+    assert result.returncode == 2
+    assert result.stderr == "Name the YAML file of the run: my.yaml, or --config my.yaml.\n"
+
+
 def test_validate_notes_old_spellings(tmp_path):
     path = write(tmp_path, with_edits({"synchronizer.sync_style": "dynamic_by_explorer"}))
     result = trinity("validate", str(path))

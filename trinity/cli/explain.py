@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from trinity.cli.config_file import ARGUMENTS, CONFIG, file_and_overrides
 from trinity.cli.plugin_folders import PLUGIN_DIR, find_plugin_folders
 
 if TYPE_CHECKING:
@@ -17,14 +18,12 @@ if TYPE_CHECKING:
     from trinity.cli.explanation import Explanation
     from trinity.common.config.memory_parts import Part
 
-FILE = typer.Argument(..., help="YAML file of a run.")
-OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
 GPU_MEMORY = typer.Option(80.0, "--gpu-memory", help="Memory of one GPU, in GiB.")
 
 
 def command(
-    file: Path = FILE,
-    overrides: list[str] = OVERRIDES,
+    arguments: list[str] = ARGUMENTS,
+    config: Path = CONFIG,
     plugin_dir: list[Path] = PLUGIN_DIR,
     gpu_memory: float = GPU_MEMORY,
 ) -> None:
@@ -36,11 +35,12 @@ def command(
     from trinity.common.config.validate import validate_file
     from trinity.common.errors import ConfigError
 
-    config, problems = validate_file(file, overrides or (), find_plugin_folders(plugin_dir))
-    if problems or config is None:
+    file, overrides = file_and_overrides(config, arguments)
+    loaded, problems = validate_file(file, overrides, find_plugin_folders(plugin_dir))
+    if problems or loaded is None:
         raise ConfigError(problems, str(file))
     console = Console(highlight=False)
-    for name, stage in iterate_stages(config):
+    for name, stage in iterate_stages(loaded):
         _show(console, explain_stage(name, stage, gpu_memory * 2**30))
 
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import typer
 
+from trinity.cli.config_file import ARGUMENTS, CONFIG, file_and_overrides
 from trinity.cli.plugin_folders import PLUGIN_DIR
 
-CONFIG = typer.Option(..., "--config", "-c", help="YAML file of the run.")
-OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
 CPU = typer.Option(False, "--cpu", help="Run on this machine's CPU: replaces GPUs, engine, sync.")
 DRY_RUN = typer.Option(False, "--dry-run", help="Show the plan and check all; start nothing.")
 DLC = typer.Option(
@@ -16,8 +15,8 @@ DLC = typer.Option(
 
 
 def command(
+    arguments: list[str] = ARGUMENTS,
     config: Path = CONFIG,
-    overrides: list[str] = OVERRIDES,
     plugin_dir: list[Path] = PLUGIN_DIR,
     cpu: bool = CPU,
     dry_run: bool = DRY_RUN,
@@ -26,9 +25,10 @@ def command(
     """Run what a YAML file describes. Any key can be set as `a.b.c=value`."""
     from trinity.cli.run import run
 
+    file, overrides = file_and_overrides(config, arguments)
     code = run(
-        config=config,
-        overrides=tuple(overrides or ()),
+        config=file,
+        overrides=overrides,
         plugin_dir=tuple(plugin_dir or ()),
         cpu=cpu,
         dry_run=dry_run,

@@ -4,15 +4,13 @@ from pathlib import Path
 
 import typer
 
+from trinity.cli.config_file import ARGUMENTS, CONFIG, file_and_overrides
 from trinity.cli.plugin_folders import PLUGIN_DIR, find_plugin_folders
-
-FILE = typer.Argument(..., help="YAML file of a run.")
-OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Values over those of the file.")
 
 
 def command(
-    file: Path = FILE,
-    overrides: list[str] = OVERRIDES,
+    arguments: list[str] = ARGUMENTS,
+    config: Path = CONFIG,
     plugin_dir: list[Path] = PLUGIN_DIR,
 ) -> None:
     """Show all that is wrong with a file. Starts nothing; exit code 2 if anything is."""
@@ -21,15 +19,16 @@ def command(
     from trinity.common.config.validate import validate_file
     from trinity.common.errors import ConfigError
 
-    config, problems = validate_file(file, overrides or (), find_plugin_folders(plugin_dir))
-    for warning in config.source.warnings if config else ():
+    file, overrides = file_and_overrides(config, arguments)
+    loaded, problems = validate_file(file, overrides, find_plugin_folders(plugin_dir))
+    for warning in loaded.source.warnings if loaded else ():
         typer.echo(f"note: {warning}", err=True)
-    if problems or config is None:
+    if problems or loaded is None:
         raise ConfigError(problems, str(file))
-    for problem in find_unread(config):
+    for problem in find_unread(loaded):
         typer.echo(f"note: {problem.key}: {problem.message} `trinity run` refuses it.", err=True)
-    for advice in find_advice(config):
+    for advice in find_advice(loaded):
         typer.echo(f"advice: {advice}", err=True)
-    stages = ", ".join(stage.stage_name for stage in config.stages)
-    what = f"stages {stages}" if stages else f"{config.algorithm.algorithm_type}"
-    typer.echo(f"{file} is valid: mode {config.mode}, {what}.")
+    stages = ", ".join(stage.stage_name for stage in loaded.stages)
+    what = f"stages {stages}" if stages else f"{loaded.algorithm.algorithm_type}"
+    typer.echo(f"{file} is valid: mode {loaded.mode}, {what}.")

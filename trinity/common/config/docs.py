@@ -30,8 +30,8 @@ One YAML file describes a run: `trinity run --config FILE`. This page lists ever
 from the code by `python -m trinity.common.config.docs`; a test holds it to the code.
 
 `trinity validate FILE` shows all that is wrong with a file, `trinity explain FILE` what a step of
-the run is made of, and `trinity schema > trinity.schema.json` gives editors completion, with this
-line at the top of a file:
+the run is made of. These three take the file first or by `--config`. With what `trinity schema >
+trinity.schema.json` writes editors complete keys, given this line at the top of a file:
 
 ```yaml
 # yaml-language-server: $schema=trinity.schema.json
