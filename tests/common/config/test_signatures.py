@@ -5,7 +5,10 @@ import inspect
 import pytest
 
 from trinity import algorithm
+from trinity.algorithm.rollout_correction import RolloutCorrection
 from trinity.buffer.operators import EXPERIENCE_OPERATORS
+from trinity.common.config import Config
+from trinity.common.config.check import find_problems
 from trinity.common.config.check_algorithm import METHOD_REGISTRIES
 from trinity.common.config.names import table_of
 from trinity.common.config.signatures import parameters_of
@@ -27,6 +30,15 @@ def test_the_arguments_are_those_of_the_class(registry: str, name: str) -> None:
     is_open = takes_any or hasattr(entry.__init__, "__signature__")
     wanted = None if is_open else tuple(parameter.name for parameter in signature)
     assert parameters_of(registry, name) == wanted
+
+
+def test_misspelt_arguments_of_the_correction_are_told() -> None:
+    right = dict.fromkeys(inspect.signature(RolloutCorrection).parameters, 2.0)
+    algorithm = {"rollout_correction": {**right, "rollout_iss": "token"}}
+    config = Config.model_validate({"algorithm": algorithm})
+    key = "algorithm.rollout_correction"
+    [problem] = [p for p in find_problems(config) if p.key.startswith(key)]
+    assert problem.key == f"{key}.rollout_iss" and problem.fix == "Did you mean `rollout_is`?"
 
 
 def test_what_is_none_of_ours_is_not_judged() -> None:

@@ -9,12 +9,13 @@ from trinity.common.config.case import Case, Check
 from trinity.common.config.check_algorithm import METHOD_REGISTRIES
 from trinity.common.config.nearest import nearest
 from trinity.common.config.root import Config
-from trinity.common.config.signatures import parameters_of
+from trinity.common.config.signatures import parameters_of, parameters_of_class
 from trinity.common.errors import Problem
 
 COLLABORATORS = ("reader", "batch_size", "auxiliary")
 """What a sample strategy is given besides its settings."""
 
+_CORRECTION = "trinity.algorithm.rollout_correction.RolloutCorrection"
 _OPERATORS = "data_processor.experience_pipeline.operators"
 
 
@@ -59,4 +60,10 @@ def _arguments(case: Case) -> Iterator[Problem]:
             yield from unknown_arguments(given, taken)
 
 
-ARGUMENT_CHECKS: tuple[Check, ...] = (_arguments,)
+def _correction(case: Case) -> Iterator[Problem]:
+    args = case.config.algorithm.rollout_correction or {}
+    given = NamedArguments("algorithm.rollout_correction", "", "The rollout correction", args)
+    yield from unknown_arguments(given, parameters_of_class(_CORRECTION) or ())
+
+
+ARGUMENT_CHECKS: tuple[Check, ...] = (_arguments, _correction)

@@ -11,15 +11,18 @@ from functools import cache
 from trinity.common.config.names import PACKAGE, parse, table_of
 
 
-@cache
 def parameters_of(registry: str, name: str) -> tuple[str, ...] | None:
-    """Names of the arguments that the class called ``name`` in ``registry`` is made with.
-
-    None where its source alone does not tell: it takes any, it is decorated, or none of ours.
-    """
+    """As `parameters_of_class`, for what ``registry`` calls ``name``; None if that is not ours."""
     path = table_of(registry).get(name)
-    if path is None:
-        return None
+    return None if path is None else parameters_of_class(path)
+
+
+@cache
+def parameters_of_class(path: str) -> tuple[str, ...] | None:
+    """Names of the arguments that the class of trinity's at the dotted ``path`` is made with.
+
+    None where its source alone does not tell: it takes any, or is decorated.
+    """
     module, _, class_name = path.rpartition(".")
     return _parameters(module, class_name)
 
