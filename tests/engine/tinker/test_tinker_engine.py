@@ -1,6 +1,7 @@
 """What `TinkerEngine` does in a way of its own; `tests/engine/test_conformance.py` has the rest."""
 
 import asyncio
+import contextlib
 import gc
 
 import pytest
@@ -201,6 +202,27 @@ async def test_a_service_that_dies_ends_requests_within_the_deadline(
     async with asyncio.timeout(LIMIT_S):  # it is told to end, by the library's own thread
         while not beating.done():
             await asyncio.sleep(0.01)
+
+
+async def test_beats_end_though_the_library_loses_what_should_end_them(
+    service, folder, monkeypatch
+):
+    """It does where that comes while a beat connects: the error says "Connection error" then."""
+
+    async def deaf(holder, session_id):
+        for _ in range(4):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(10 * LIMIT_S)
+
+    monkeypatch.setattr(
+        "tinker.lib.internal_client_holder.InternalClientHolder._session_heartbeat", deaf
+    )
+    monkeypatch.setattr("trinity.engine.tinker.service._CLOSE_S", 2.0)
+    engine = engine_of(service, folder)
+    await engine.prepare()
+    beats = engine._service._beats
+    await asyncio.wait_for(engine.close(), LIMIT_S)
+    assert beats.done()
 
 
 async def test_a_slow_request_of_a_living_service_is_not_its_death(service, folder):

@@ -20,6 +20,7 @@ T = TypeVar("T")
 _PROBE_S = 5.0  # for an answer to the question whether the service is well
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
 _CLOSE_S, _CLOSE_LOST_S = 5.0, 0.5
+_BETWEEN_CANCELS_S = 0.05
 
 
 class TinkerServiceError(TrinityError):
@@ -46,6 +47,7 @@ class TinkerService:
         self._settings = settings
         self._client: ServiceClient | None = None
         self._rest: RestClient | None = None
+        self._beats: asyncio.Task[None] | None = None
         self._is_lost = False
         self.max_model_len: int | None = None
         """Longest sequence in tokens; None where the service does not tell."""
@@ -96,6 +98,7 @@ class TinkerService:
         if self._client is None:
             raise RuntimeError("The Tinker service is not connected: await prepare() first.")
         future = await self._guarded(asyncio.to_thread(make, self._client), phase)
+        self._beats = getattr(self._client.holder, "_session_heartbeat_task", None)
         return await self.answer(future, phase)
 
     async def sampler(self, path: str | None = None) -> "SamplingClient":
@@ -148,6 +151,19 @@ class TinkerService:
         with contextlib.suppress(Exception):  # there the session ends by itself
             closed = client.close("errored" if self._is_lost else "success")
             await asyncio.wait_for(closed.result_async(), limit)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._end_beats(), _CLOSE_S)
+
+    async def _end_beats(self) -> None:
+        """Stop telling the service that the session lives.
+
+        The library asks that of its own task once, and loses it if the task is just connecting;
+        then it beats on, and the library waits for its end for ever.
+        """
+        beats = self._beats
+        while beats is not None and not beats.done():
+            beats.get_loop().call_soon_threadsafe(beats.cancel)
+            await asyncio.sleep(_BETWEEN_CANCELS_S)
 
     async def _guarded(self, wait: Awaitable[T], phase: str) -> T:
         seconds = self._settings.timeout_s
