@@ -26,7 +26,7 @@ run() {
 in_turns() { export TRINITY_BENCH_TURNS=$turns/$1 TRINITY_BENCH_PROGRAMS=$2; mkdir -p "$TRINITY_BENCH_TURNS"; }
 rollout() { run 230 rollout --tokenizer "$tokenizer" --new-tokens 256 --rounds 1 "$@"; }
 verl() { PYTHONPATH=${VERL_PYTHONPATH:-${PYTHONPATH:-}} run 230 verl --strategies fsdp2; }
-grpo() { run 300 grpo --tokenizer "$tokenizer" --steps 5 "$@"; }
+grpo() { run 300 grpo --tokenizer "$tokenizer" --steps 2 "$@"; }
 
 if ((${#gpus[@]} == 1)); then
   run 150 train
