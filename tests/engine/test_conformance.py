@@ -7,6 +7,7 @@ import asyncio
 import importlib.util
 import random
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ TOLERANCE = {
     "tinker": 1e-5,
 }
 # What a service gives no way to do; `tests/engine/tinker` says what it does instead.
-LACKS = {"tinker": {"temperature", "min_tokens", "partial", "keep", "digest", "folder"}}
+LACKS = {
+    "tinker": {"temperature", "min_tokens", "partial", "keep", "digest", "folder", "vocabulary"}
+}
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -299,6 +302,22 @@ async def test_weights_that_do_not_fit_end_sampling_until_right_ones_come(
     torch.testing.assert_close(
         torch.tensor(sample.logprobs), expected, atol=TOLERANCE[kind], rtol=0
     )
+
+
+async def test_ids_that_are_no_tokens_harm_only_who_sends_them(kind, engine):
+    needs(kind, "vocabulary")
+    engine = await engine()
+    other = asyncio.create_task(
+        engine.sample(prompt(20), SamplingParams(max_tokens=300, ignore_eos=True))
+    )
+    brief = SamplingParams(max_tokens=4, min_tokens=2)
+    for ids, stops in (([5, 10**6], ()), ([5, -1], ()), ([5], (10**6,)), ([5], (-2,))):
+        with pytest.raises(ValueError, match=r"There is no token (1000000|-1|-2): the ids"):
+            await engine.sample(ids, replace(brief, stop_token_ids=stops))
+    with pytest.raises(ValueError, match="There is no token 1000000"):
+        await engine.logprobs([5, 10**6, 7])
+    [sample] = await other
+    assert len(sample.token_ids) == 300
 
 
 async def test_the_engine_closes(kind, engine):

@@ -14,6 +14,10 @@ class Choice(StrEnum):
         return next((member for member in cls if member.value == word), None)
 
 
+LEAST_TEMPERATURE = 0.01
+"""Above 0. Below it logits divided by the temperature leave no digits for logprobs in float32."""
+
+
 class Mode(Choice):
     """Which halves of a run are started."""
 

@@ -6,8 +6,10 @@ import types
 from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
+
+from trinity.common.constants import LEAST_TEMPERATURE
 
 
 class ConfigModel(BaseModel):
@@ -33,6 +35,19 @@ class ConfigModel(BaseModel):
             for key, value in data.items()
             if value is not None or key not in fields or accepts_none(fields[key])
         }
+
+
+def _with_digits(temperature: float | None) -> float | None:
+    if temperature is not None and 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            "At so low a temperature logprobs are lost to rounding. Set 0 for the most likely "
+            f"token, or at least {LEAST_TEMPERATURE}."
+        )
+    return temperature
+
+
+LEAVES_DIGITS = AfterValidator(_with_digits)
+"""Of a temperature: 0, or not so small that logprobs at it mean nothing."""
 
 
 def accepts_none(field: FieldInfo) -> bool:

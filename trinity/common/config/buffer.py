@@ -1,10 +1,10 @@
 """The `buffer:` section: tasks in, experiences out, and how many of each make a step."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from trinity.common.config.base import ConfigModel
+from trinity.common.config.base import LEAVES_DIGITS, ConfigModel
 from trinity.common.constants import OnBadRow, PromptType, StorageType
 
 
@@ -66,7 +66,7 @@ class FormatConfig(ConfigModel):
 class GenerationConfig(ConfigModel):
     """Sampling of one taskset."""
 
-    temperature: float | None = Field(None, ge=0)
+    temperature: Annotated[float | None, LEAVES_DIGITS] = Field(None, ge=0)
     """Sampling temperature; 0 is greedy. Unset: `model.temperature`."""
 
     top_p: float | None = Field(None, gt=0, le=1)

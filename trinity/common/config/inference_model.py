@@ -1,10 +1,10 @@
 """One model that generates: `explorer.rollout_model` and `explorer.auxiliary_models[]`."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trinity.common.config.base import ConfigModel
+from trinity.common.config.base import LEAVES_DIGITS, ConfigModel
 from trinity.common.config.model import ExternalModelConfig
 from trinity.common.constants import EngineType
 
@@ -85,7 +85,7 @@ class InferenceModelConfig(ConfigModel):
     seed: int = 42
     """Seed of sampling."""
 
-    temperature: float | None = Field(None, ge=0)
+    temperature: Annotated[float | None, LEAVES_DIGITS] = Field(None, ge=0)
     """Sampling temperature; 0 is greedy. Unset: `model.temperature`."""
 
     top_p: float | None = Field(None, gt=0, le=1)

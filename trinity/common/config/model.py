@@ -1,10 +1,10 @@
 """The `model:` section: the model that is trained, its lengths and its sampling defaults."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from trinity.common.config.base import ConfigModel
+from trinity.common.config.base import LEAVES_DIGITS, ConfigModel
 
 
 class LoRAConfig(ConfigModel):
@@ -121,7 +121,7 @@ class ModelConfig(ConfigModel):
     chat_template_path: str | None = None
     """File with a chat template; wins over `custom_chat_template`."""
 
-    temperature: float = Field(1.0, ge=0)
+    temperature: Annotated[float, LEAVES_DIGITS] = Field(1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
 
     top_p: float = Field(1.0, gt=0, le=1)

@@ -1,8 +1,11 @@
 """What generates tokens, seen from outside: `InferenceEngine` and the records it exchanges."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from trinity.common.constants import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +34,9 @@ class SamplingParams:
         repetition_penalty: 1 is off; otherwise logprobs are those after the penalty.
         ignore_eos: Go on past the end-of-sequence token.
         request_id: A name by which `InferenceEngine.partial` finds the request while it runs.
+
+    Raises:
+        ValueError: A value that no request can have, which would reach what else is sampled.
     """
 
     n: int = 1
@@ -46,6 +52,27 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
     request_id: str | None = None
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "n": (self.n >= 1, "at least 1"),
+            "temperature": (
+                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < math.inf,
+                f"0 for the most likely token, or at least {LEAST_TEMPERATURE}",
+            ),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "top_k": (self.top_k >= -1, "at least 1, or -1 for all tokens"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
+            "max_tokens": (self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
+            "min_tokens": (self.min_tokens >= 0, "at least 0"),
+            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0"),
+        }
+        for name, (is_kept, words) in bounds.items():
+            if not is_kept:
+                raise ValueError(
+                    f"Sampling with {name} = {getattr(self, name)} is not possible: it must be "
+                    f"{words}."
+                )
 
 
 @dataclass

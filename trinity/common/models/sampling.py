@@ -36,6 +36,7 @@ def sampling_params(
 
     Raises:
         TypeError: A name is unknown.
+        ValueError: A value is out of its bounds.
     """
     given = {name: value for name, value in wanted.items() if value is not None}
     given.pop("logprobs", None)
@@ -51,7 +52,8 @@ def sampling_params(
         chosen[name] = tuple(chosen.get(name) or ())
     if settings.max_model_len is not None:
         room = max(settings.max_model_len - prompt_length, 1)
-        chosen["max_tokens"] = min(chosen["max_tokens"] or room, room)
+        wanted_tokens = chosen["max_tokens"]
+        chosen["max_tokens"] = room if wanted_tokens is None else min(wanted_tokens, room)
     if chosen["max_tokens"] is not None:
         chosen["min_tokens"] = min(chosen["min_tokens"], chosen["max_tokens"])
     return SamplingParams(**chosen)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from trinity.common.models.loading import load_tokenizer
+from trinity.common.models.prompts import require_known, room_behind
 from trinity.common.models.protocol import (
     Completion,
     NamedAdapter,
@@ -48,7 +49,8 @@ class TorchEngine:
         """``params.n`` samples of one prompt, in order of their index.
 
         Raises:
-            ValueError: The prompt is empty or leaves no room for a new token.
+            ValueError: The prompt is empty, leaves no room for a new token, or has one that the
+                model does not know.
         """
         return await self._sample(prompt_ids, params, adapter=self._known(adapter))
 
@@ -66,13 +68,9 @@ class TorchEngine:
         adapter: str | None = None,
     ) -> list[Completion]:
         self._worker.require_sound()
-        longest = self._worker.max_model_len
-        room = longest - len(prompt_ids)
-        if not len(prompt_ids) or room < 1:
-            raise ValueError(
-                f"The prompt has {len(prompt_ids)} tokens; it must have at least 1 and at most "
-                f"max_model_len - 1 = {longest - 1}."
-            )
+        room = room_behind(prompt_ids, self._worker.max_model_len)
+        for ids in (prompt_ids, params.stop_token_ids):
+            require_known(ids, self._worker.vocabulary_size)
         seed = self._settings.seed + next(self._requests) if params.seed is None else params.seed
         own_ids = () if params.ignore_eos else self._worker.eos_ids
         job = SampleJob(
@@ -108,6 +106,7 @@ class TorchEngine:
         longest = self._worker.max_model_len
         if len(token_ids) > longest:
             raise ValueError(f"{len(token_ids)} tokens are more than max_model_len = {longest}.")
+        require_known(token_ids, self._worker.vocabulary_size)
         job = ScoreJob(token_ids, temperature, _ignore)
         job.adapter = named
         await self._worker.finished(job)

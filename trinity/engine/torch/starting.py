@@ -1,7 +1,7 @@
 """From the settings of a `TorchEngine` to what its worker runs."""
 
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -30,6 +30,7 @@ class Started(NamedTuple):
     named: NamedAdapters | None
     max_model_len: int
     eos_ids: tuple[int, ...]
+    vocabulary_size: int
 
 
 def start(settings: TorchEngineSettings, log: logging.Logger) -> Started:
@@ -61,7 +62,9 @@ def start(settings: TorchEngineSettings, log: logging.Logger) -> Started:
     batcher.version = settings.version
     batcher.probe()
     allowed = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return Started(batcher, named, settings.max_model_len or allowed or 4096, eos_ids)
+    longest = settings.max_model_len or allowed or 4096
+    embeddings: Any = model.get_input_embeddings()
+    return Started(batcher, named, longest, eos_ids, embeddings.num_embeddings)
 
 
 def _prepare_inplace(model: PreTrainedModel, settings: TorchEngineSettings) -> None:

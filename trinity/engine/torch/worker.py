@@ -41,6 +41,7 @@ class Worker:
         """Adapters that requests may name; None where there may be none."""
         self.max_model_len = 0
         self.eos_ids: tuple[int, ...] = ()
+        self.vocabulary_size = 0
         self._is_paused = False
         self._updates: deque[tuple[WeightTicket, Future[str]]] = deque()
         self._is_closing = False
@@ -182,6 +183,7 @@ class Worker:
             return
         self._batcher, self.named = started.batcher, started.named
         self.max_model_len, self.eos_ids = started.max_model_len, started.eos_ids
+        self.vocabulary_size = started.vocabulary_size
         self._loaded.set_result(None)
         try:
             while not self._is_closing:

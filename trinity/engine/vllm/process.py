@@ -66,6 +66,12 @@ class VLLMProcess:
         length: int = self.llm.vllm_config.model_config.max_model_len
         return length
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids of the model are below it."""
+        size: int = self.llm.vllm_config.model_config.get_vocab_size()
+        return size
+
     def begin(self, llm: AsyncLLM) -> None:
         """It is ready; requests may begin, unless they wait for newer weights."""
         self._llm = llm

@@ -9,6 +9,7 @@ from vllm import SamplingParams as VLLMParams
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 
+from trinity.common.models.prompts import require_known, room_behind
 from trinity.common.models.protocol import Completion, SamplingParams
 from trinity.engine.vllm.process import VLLMProcess
 from trinity.engine.vllm.sampling import finish_reason, is_cut, logprobs_of, parts, vllm_params
@@ -49,15 +50,12 @@ class Requests:
         """``params.n`` samples of one prompt, in order of their index.
 
         Raises:
-            ValueError: The prompt is empty or leaves no room for a new token.
+            ValueError: The prompt is empty, leaves no room for a new token, or has one that the
+                model does not know.
         """
-        longest = self._process.max_model_len - 1
-        room = longest + 1 - len(prompt.ids)
-        if not prompt.ids or room < 1:
-            raise ValueError(
-                f"The prompt has {len(prompt.ids)} tokens; it must have at least 1 and at most "
-                f"max_model_len - 1 = {longest}."
-            )
+        room = room_behind(prompt.ids, self._process.max_model_len)
+        for ids in (prompt.ids, params.stop_token_ids):
+            require_known(ids, self._process.vocabulary_size)
         self._warn_of_cuts(params)
         indices = parts(params, self._settings)
         jobs = [self._some(prompt, params, part, room) for part in indices]
@@ -74,6 +72,7 @@ class Requests:
     async def logprobs(self, prompt: Prompt, temperature: float) -> list[float]:
         """Logprob of each token but the first, all of the same weights."""
         process = self._process
+        require_known(prompt.ids, process.vocabulary_size)
         while True:
             await process.may_start.wait()
             process.require_sound()

@@ -1,7 +1,7 @@
 """Values of another type or size than their key takes."""
 
 from tests.common.config.files import BASE
-from tests.common.config.wrong.case import ROLLOUT, Wrong, at
+from tests.common.config.wrong.case import ROLLOUT, TASKSET, Wrong, at
 
 CASES = [
     at("text for a number", "buffer.batch_size", "many", "such as `8`", 8),
@@ -15,6 +15,8 @@ CASES = [
         {"explorer.auxiliary_models": [{"model_path": "/m"}], "cluster.gpu_per_node": 8},
     ),
     at("word for a switch", "explorer.eval_on_startup", "maybe", "`true` or `false`", True),
+    at("temperature near 0", "model.temperature", 1e-6, "Set 0 for the most likely token", 0.01),
+    at("temperature near 0 of a taskset", f"{TASKSET}.rollout_args.temperature", 1e-6, "0.01", 0),
     at("negative", "trainer.save_interval", -1, "at least 0", 0),
     at("share above one", f"{ROLLOUT}.gpu_memory_utilization", 1.5, "at most 1", 1),
     at("port", "explorer.proxy_port", 99999, "at most 65535", 8010),
