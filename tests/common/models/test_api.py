@@ -171,6 +171,16 @@ def test_only_max_model_len_limits_what_comes_through_the_api():
         ({"top_logprobs": 3, "logprobs": True}, 400, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, 400, "only 'text'"),
         ({"messages": []}, 400, "messages"),
+        ({"messages": [{"content": "hi"}]}, 400, "role None; it must be a name"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, "content 5; it must be text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "without a text"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls 5; it must"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"tokenize": True}}},
+            400,
+            "can't have 'tokenize'",
+        ),
+        ({"extra_body": {"repetition_penalty": 1e-300}}, 400, "repetition_penalty = 1e-300"),
     ],
 )
 def test_wrong_requests_are_refused_with_a_reason(changes, status, message):
@@ -178,6 +188,22 @@ def test_wrong_requests_are_refused_with_a_reason(changes, status, message):
     with pytest.raises(openai.APIStatusError, match=message) as caught:
         client.chat.completions.create(**{"model": "toy", "messages": ASK, **changes})
     assert caught.value.status_code == status
+
+
+def test_what_the_chat_template_refuses_is_the_callers_mistake():
+    template = "{% if messages[0].role != 'system' %}{{ raise_exception('No rules!') }}{% endif %}"
+    model = model_with(["x"], chat_template=template)
+    with pytest.raises(openai.BadRequestError, match="can't take these messages: No rules!"):
+        model.get_openai_client().chat.completions.create(model="toy", messages=ASK)
+    with pytest.raises(ValueError, match="can't take these messages: No rules!"):
+        model.chat(ASK)
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [-1], [2**70], [5, "a"], [[5], ["a"]], [True]])
+def test_what_is_no_prompt_is_refused_in_one_sentence(prompt):
+    client = model_with([]).get_openai_client()
+    with pytest.raises(openai.BadRequestError, match="- prompt: must be a text, .* such prompts$"):
+        client.completions.create(model="toy", prompt=prompt)
 
 
 def test_a_request_that_fails_leaves_the_history_of_the_others():

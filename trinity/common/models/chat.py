@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ class ChatFormat:
         *,
         reply_follows: bool = True,
         continues_last: bool = True,
-        **template_args: Any,
+        template_args: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as text.
 
@@ -71,53 +71,66 @@ class ChatFormat:
             template_args: More variables for the template.
 
         Raises:
-            ValueError: The model has no chat template.
+            ValueError: The model has no chat template, or it can't take these messages.
         """
-        template = self._settings.chat_template or self.tokenizer.chat_template
-        if not template:
+        if not self._template:
             raise ValueError(
                 f"{self._settings.model_path!r} has no chat template, so it can't chat. Set "
                 "model.custom_chat_template or model.chat_template_path, or use generate()."
             )
-        if self._settings.enable_thinking is not None:
-            template_args = {"enable_thinking": self._settings.enable_thinking, **template_args}
-        show_image = None if self.vision is None else self._show_image
         is_open = (
             reply_follows
             and continues_last
             and bool(messages)
             and messages[-1].get("role") == "assistant"
         )
-        return str(
-            self.tokenizer.apply_chat_template(
-                [for_template(message, show_image) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                chat_template=self._settings.chat_template,
-                add_generation_prompt=reply_follows and not is_open,
-                continue_final_message=is_open,
-                tokenize=False,
-                **template_args,
-            )
+        text = self._applied(
+            messages,
+            tools,
+            template_args or {},
+            add_generation_prompt=reply_follows and not is_open,
+            continue_final_message=is_open,
+            tokenize=False,
         )
+        return str(text)
 
     def encode_marked(
         self, messages: Messages, tools: Tools | None = None
     ) -> tuple[list[int], list[bool]] | None:
         """Token ids, and True on the assistant's; None if no `{% generation %}` marks them."""
-        template = self._settings.chat_template or self.tokenizer.chat_template
-        if not isinstance(template, str) or not _MARK.search(template):
+        if not isinstance(self._template, str) or not _MARK.search(self._template):
             return None
-        thinking = self._settings.enable_thinking
-        args: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
-        found: Any = self.tokenizer.apply_chat_template(
-            [for_template(message) for message in messages],
-            tools=[dict(tool) for tool in tools] if tools else None,
-            chat_template=self._settings.chat_template,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **args,
+        found = self._applied(
+            messages, tools, {}, return_dict=True, return_assistant_tokens_mask=True
         )
         return list(found["input_ids"]), [bool(bit) for bit in found["assistant_masks"]]
+
+    @property
+    def _template(self) -> object:
+        return self._settings.chat_template or self.tokenizer.chat_template
+
+    def _applied(
+        self, messages: Messages, tools: Tools | None, given: Mapping[str, Any], **ours: Any
+    ) -> Any:
+        """What the template makes of messages.
+
+        Raises:
+            ValueError: It can't take them, or a variable in ``given`` is not the caller's.
+        """
+        from jinja2 import TemplateError
+
+        show_image = None if self.vision is None else self._show_image
+        thinking = self._settings.enable_thinking
+        ours["conversation"] = [for_template(message, show_image) for message in messages]
+        ours["tools"] = [dict(tool) for tool in tools] if tools else None
+        ours["chat_template"] = self._settings.chat_template
+        if taken := sorted(ours.keys() & given.keys()):
+            raise ValueError(f"chat_template_kwargs can't have {taken[0]!r}: that is not its own.")
+        defaults = {} if thinking is None else {"enable_thinking": thinking}
+        try:
+            return self.tokenizer.apply_chat_template(**ours, **{**defaults, **given})
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"The chat template can't take these messages: {error}") from error
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

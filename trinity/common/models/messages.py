@@ -15,11 +15,17 @@ ShowImage = Callable[[object], str]
 
 
 def for_template(message: Message, show_image: ShowImage | None = None) -> dict[str, Any]:
-    """A message as chat templates read it: content as text, arguments of calls as objects."""
+    """A message as chat templates read it: content as text, arguments of calls as objects.
+
+    Raises:
+        ValueError: It has no role, or a content or calls of another form than OpenAI's.
+    """
+    if not isinstance(message.get("role"), str):
+        raise ValueError(f"A message has the role {message.get('role')!r}; it must be a name.")
     shown = {key: value for key, value in message.items() if value is not None}
     shown["content"] = content_text(message, show_image)
-    if message.get("tool_calls"):
-        shown["tool_calls"] = [_template_call(call) for call in message["tool_calls"]]
+    if calls := _calls_of(message):
+        shown["tool_calls"] = [_template_call(call) for call in calls]
     return shown
 
 
@@ -27,11 +33,13 @@ def content_text(message: Message, show_image: ShowImage | None = None) -> str:
     """The text of a message; parts in the OpenAI form are joined.
 
     Raises:
-        ValueError: A part is not text, nor an image that can be shown.
+        ValueError: It is no text, or a part is neither text nor an image that can be shown.
     """
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
+    if not isinstance(content, Iterable):
+        raise ValueError(f"A message has the content {content!r}; it must be text or parts.")
     texts = []
     for part in content:
         image = image_of_part(part)
@@ -40,6 +48,8 @@ def content_text(message: Message, show_image: ShowImage | None = None) -> str:
             continue
         if not isinstance(part, Mapping) or "text" not in part:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            if kind == "text":
+                raise ValueError("A message has a part of type 'text' without a text.")
             raise ValueError(
                 f"A message has a part of type {kind!r}; only text is understood"
                 " (images with enable_multimodal)."
@@ -72,8 +82,15 @@ def prefix_keys(messages: Messages, tools: Tools | None, context: object = None)
     return keys
 
 
+def _calls_of(message: Message) -> list[Mapping[str, Any]]:
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, Iterable) or not all(isinstance(call, Mapping) for call in calls):
+        raise ValueError(f"A message has the tool_calls {calls!r}; it must be a list of calls.")
+    return list(calls)
+
+
 def _essence(message: Message) -> list[object]:
-    calls = [_essence_of_call(call) for call in message.get("tool_calls") or []]
+    calls = [_essence_of_call(call) for call in _calls_of(message)]
     name = message.get("name")
     text = content_text(message, _image_key)
     return [message.get("role"), text.strip() if calls else text, calls, name]

@@ -1,6 +1,5 @@
 """What generates tokens, seen from outside: `InferenceEngine` and the records it exchanges."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -11,6 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["stop", "length", "abort"]
+
+_MOST = 1e6  # times which float32 still holds every logit
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,18 @@ class SamplingParams:
         bounds = {
             "n": (self.n >= 1, "at least 1"),
             "temperature": (
-                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < math.inf,
-                f"0 for the most likely token, or at least {LEAST_TEMPERATURE}",
+                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature <= _MOST,
+                f"0 for the most likely token, or from {LEAST_TEMPERATURE} to {_MOST:g}",
             ),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "top_k": (self.top_k >= -1, "at least 1, or -1 for all tokens"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
             "max_tokens": (self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
             "min_tokens": (self.min_tokens >= 0, "at least 0"),
-            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0"),
+            "repetition_penalty": (
+                1 / _MOST <= self.repetition_penalty <= _MOST,
+                f"from {1 / _MOST:g} to {_MOST:g}",
+            ),
         }
         for name, (is_kept, words) in bounds.items():
             if not is_kept:

@@ -158,7 +158,7 @@ class Transcript:
             conversation.messages,
             conversation.tools,
             reply_follows=reply_follows,
-            **conversation.template_args,
+            template_args=conversation.template_args,
         )
 
     def _longest_known(self, conversation: Conversation) -> tuple[int, Reply] | None:

@@ -1,7 +1,7 @@
 """The HTTP routes over models: chat, completions, models, health, metrics."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from secrets import compare_digest
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -118,7 +118,7 @@ async def _complete(request: CompletionRequest, whole: "ModelWrapper") -> Respon
 
     async def outcome() -> list[tuple[Experience, Completion]]:
         done: list[tuple[Experience, Completion]] = []
-        for place, prompt in enumerate(request.prompts()):
+        for place, prompt in enumerate(request.prompt):
             listener = live.shifted(place * request.n) if live else None
             found = await model.run.continuations(
                 prompt, request.sampling(), is_api=True, listener=listener
@@ -198,8 +198,13 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = [f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors()]
-    return JSONResponse(responses.error("; ".join(problems)), 400)
+    return JSONResponse(responses.error("; ".join(map(_told, error.errors()))), 400)
+
+
+def _told(problem: Mapping[str, Any]) -> str:
+    """One of pydantic's errors: where, and what."""
+    place = ".".join(map(str, problem["loc"][1:])) or "the request"
+    return f"{place}: {problem['msg'].removeprefix('Value error, ')}"
 
 
 async def _other_error(request: Request, error: Exception) -> Response:

@@ -103,10 +103,19 @@ class ChatRequest(SamplingRequest):
 class CompletionRequest(SamplingRequest):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: list[str | list[int]]
     logprobs: int | None = None
     echo: bool = False
     suffix: str | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _as_list(cls, value: object) -> object:
+        """One prompt as a list of one; one sentence for all that is no prompt."""
+        several = value if isinstance(value, list) and not _are_ids(value) else [value]
+        if not several or not all(isinstance(one, str) or _are_ids(one) for one in several):
+            raise ValueError("must be a text, a list of token ids, or a list of such prompts")
+        return several
 
     @field_validator("echo", "suffix")
     @classmethod
@@ -122,10 +131,9 @@ class CompletionRequest(SamplingRequest):
             raise ValueError("must be at most 1: the logprob of the sampled token is all there is")
         return value
 
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, one by one."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [list(self.prompt)]  # type: ignore[arg-type]  # ints, by the first
-        return list(self.prompt)  # type: ignore[arg-type]  # texts or lists of ints
+
+def _are_ids(value: object) -> bool:
+    """Whether it is a list of numbers that may be tokens."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(type(one) is int and 0 <= one < 2**31 for one in value)
