@@ -202,13 +202,14 @@ def _token_rewards(row: Experience) -> Tensor | None:
 
 
 def _info_columns(rows: Sequence[Experience]) -> dict[str, Tensor]:
-    """What ``info`` says about whole rows: pairs, and a temperature other than the run's."""
+    """What ``info`` says about whole rows: pairs, and temperatures, 0 where it tells none."""
     columns = {}
     if all("pair_id" in row.info for row in rows):
         columns["pair_id"] = _ids([row.info["pair_id"] for row in rows])
         columns["is_chosen"] = torch.tensor([bool(row.info["is_chosen"]) for row in rows])
-    if all("temperature" in row.info for row in rows):
-        columns["temperature"] = torch.tensor([float(row.info["temperature"]) for row in rows])  # type: ignore[arg-type]  # a number
+    heats = [float(row.info.get("temperature") or 0) for row in rows]  # type: ignore[arg-type]  # numbers
+    if any(heats):
+        columns["temperature"] = torch.tensor(heats)
     return columns
 
 

@@ -202,7 +202,7 @@ def test_what_the_chat_template_refuses_is_the_callers_mistake():
 @pytest.mark.parametrize("prompt", [[], [[]], [-1], [2**70], [5, "a"], [[5], ["a"]], [True]])
 def test_what_is_no_prompt_is_refused_in_one_sentence(prompt):
     client = model_with([]).get_openai_client()
-    with pytest.raises(openai.BadRequestError, match="- prompt: must be a text, .* such prompts$"):
+    with pytest.raises(openai.BadRequestError, match=r"- prompt: must be a text, .* such prompts$"):
         client.completions.create(model="toy", prompt=prompt)
 
 

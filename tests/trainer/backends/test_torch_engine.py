@@ -66,6 +66,20 @@ def _in_task(experience: Experience, task: int) -> Experience:
     return experience
 
 
+async def test_each_row_is_scored_at_the_temperature_it_was_sampled_at(tmp_path):
+    """Expert rows tell none; those beside them keep theirs."""
+    folder, rows = model_folder(tmp_path / "model"), groups()
+    for place, heat in ((0, 0.5), (2, 1.5)):
+        rows[place].info["temperature"] = heat
+    batch = TrainBatch.from_experiences(rows)
+    engine = TorchTrainEngine(settings(folder, temperature=0.8))
+    await engine.prepare()
+    found = (await engine.forward(batch))["logprob"]
+    for place, heat in enumerate([0.5, 0.8, 1.5, *[0.8] * (len(rows) - 3)]):
+        wanted = plain_outputs(plain_model(folder), batch, heat)["logprob"][place]
+        torch.testing.assert_close(found[place], wanted.detach(), atol=2e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("rows", list(ROWS))
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize(("temperature", "head_dim"), [(1.0, 8), (0.6, 16)])  # 16: compiled

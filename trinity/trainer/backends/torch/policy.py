@@ -21,8 +21,8 @@ class Policy(PackedModel):
 
     Args:
         model: A causal model of transformers, on its device.
-        temperature: Of the sampling distribution; rows with a ``temperature`` column of their own
-            come first. 0, greedy sampling, counts as 1.
+        temperature: Of the sampling distribution, for rows that have none of their own in the
+            column ``temperature`` (0 there). 0, greedy sampling, counts as 1.
         shares_prefixes: Compute what rows of a group begin with alike once.
         scores_entropy: Give ``necs`` beside the entropy, where no gradient is wanted.
     """
@@ -67,11 +67,11 @@ class Policy(PackedModel):
         return TokenOutputs(trained, values)
 
     def _temperatures(self, batch: TrainBatch, row: Tensor) -> Tensor:
-        if "temperature" in batch:
-            temperature = batch["temperature"].float()[row]
-        else:
-            temperature = torch.full((len(row),), self._temperature)
-        return torch.where(temperature > 0, temperature, 1.0)
+        default = self._temperature or 1.0
+        if "temperature" not in batch:
+            return torch.full((len(row),), default)
+        own = batch["temperature"].float()[row]
+        return torch.where(own > 0, own, default)
 
 
 def _logit_rule(model: PreTrainedModel) -> tuple[float, float | None]:

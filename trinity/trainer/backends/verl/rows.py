@@ -57,7 +57,7 @@ def tensordict_of(batch: TrainBatch, rows: Sequence[int], way: Way) -> Any:
             "position_ids": _nested([torch.arange(len(row)) for row in ids]),
             "loss_mask": (numbers != FILLER).long(),
             "row": numbers,
-            **_own_temperatures(batch, numbers),
+            **_own_temperatures(batch, numbers, way.temperature or 1.0),
         },
         non_tensor_dict={
             **cut,
@@ -90,12 +90,12 @@ def _largest_of_ranks(*figures: int) -> list[int]:
     return [int(figure) for figure in found]
 
 
-def _own_temperatures(batch: TrainBatch, numbers: Tensor) -> dict[str, Tensor]:
-    """Temperature of each row, if they have their own; 0, greedy sampling, counts as 1."""
+def _own_temperatures(batch: TrainBatch, numbers: Tensor, default: float) -> dict[str, Tensor]:
+    """Temperature of each row, if some have their own; the others have ``default``."""
     if "temperature" not in batch:
         return {}
     own = batch["temperature"].float()
-    own = torch.where(own > 0, own, 1.0)
+    own = torch.where(own > 0, own, default)
     return {"temperature": torch.where(numbers == FILLER, 1.0, own[numbers])}
 
 
