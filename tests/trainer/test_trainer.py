@@ -234,3 +234,62 @@ async def test_explorer_driven_answers_while_it_waits_for_experiences():
     assert await asyncio.wait_for(subject.board.ask(1, 60), 60) is None
     subject.stop()
     await asyncio.wait_for(running, 60)
+
+
+class SlowSaves(FakeEngine):
+    """Its saves end when ``written`` is set; notes when it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = asyncio.Event()
+
+    async def wait_saved(self) -> None:
+        self.calls.append("wait")
+        await self.written.wait()
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+
+async def test_the_end_waits_for_a_save_under_way():
+    subject = trainer(FakeSource(1, is_endless=True), save_interval=1)
+    subject.engine = SlowSaves()
+    running = asyncio.create_task(subject.run())
+    while "wait" not in subject.engine.calls:
+        await asyncio.sleep(0)
+    running.cancel()  # as an error of the explorer does
+    await asyncio.gather(running, return_exceptions=True)
+    closing = asyncio.create_task(subject.close())
+    subject.engine.written.set()
+    await asyncio.wait_for(closing, 60)
+    assert subject.checkpoints.completed == [1]
+    assert subject.engine.calls[-1] == "close"
+
+
+async def test_an_error_elsewhere_does_not_lose_the_last_save():
+    subject = trainer(FakeSource(1))
+    subject.engine = SlowSaves()
+    running = asyncio.create_task(subject.run())
+    while "wait" not in subject.engine.calls:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    closing = asyncio.create_task(subject.close())
+    subject.engine.written.set()
+    await asyncio.wait_for(closing, 60)
+    assert subject.checkpoints.completed == [1]
+
+
+async def test_a_save_that_failed_at_the_end_does_not_keep_the_engine_from_it():
+    subject = trainer(FakeSource(1, is_endless=True), save_interval=1)
+    subject.engine = SlowSaves()
+    subject.engine.save_error = OSError(28, "No space left on device")
+    subject.engine.wait_saved = FakeEngine.wait_saved.__get__(subject.engine)
+    running = asyncio.create_task(subject.run())
+    while not any(call.startswith("save") for call in subject.engine.calls):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    with pytest.raises(OSError, match="No space"):
+        await subject.close()
+    assert subject.engine.calls[-1] == "close"

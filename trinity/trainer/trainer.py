@@ -240,15 +240,18 @@ class Trainer:
 
     async def _saved_before(self, is_last: bool = False) -> None:
         """Wait for the save under way, if any; an error ends the run if the settings say so."""
-        saving, self._saving = self._saving, None
+        saving = self._saving
         if saving is None:
             return
         try:
-            await saving
+            await asyncio.shield(saving)  # where this wait is cancelled, `close` goes on with it
         except OSError as error:
             self.logger.error("A checkpoint could not be saved: %s", error)
             if self.settings.on_save_error == "stop" or is_last:
                 raise
+        finally:
+            if saving.done():
+                self._saving = None
 
     def _report(self, metrics: Metrics) -> None:
         now = time.perf_counter()
@@ -296,10 +299,11 @@ class Trainer:
         return {name: kl for name, kl in found.items() if kl is not None}
 
     async def close(self) -> None:
-        """Wait for saves under way and end the engine."""
-        if self._saving is not None:
-            self._saving.cancel()
+        """Wait for a save under way and end the engine."""
+        [failed] = await asyncio.gather(self._saved_before(), return_exceptions=True)
         await self.engine.close()
+        if failed is not None:
+            raise failed
 
 
 def _why_none_is_trained(experiences: list[Experience]) -> str:
