@@ -60,3 +60,10 @@ async def test_metrics_are_means_over_the_optimizer_steps():
     updater = Updater(Steps(), Objective.from_names("ppo"), mini_batch_size=3)
     await updater.update(batch(), 1, metrics)
     assert metrics["actor/pg_loss"] == pytest.approx((3 + 3 + 2) / 3)
+
+
+async def test_a_preference_pair_is_one_experience_of_a_mini_batch():
+    pairs = batch(pair_id=torch.arange(8) // 2, is_chosen=torch.arange(8) % 2 == 0)
+    assert await steps(pairs, mini_batch_size=2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    [whole] = await steps(pairs, mini_batch_size=4)
+    assert whole == list(range(8))

@@ -1,7 +1,7 @@
 """One batch into optimizer steps: epochs, mini-batches, actor and critic.
 
-The batches nest as veRL's do: a training step takes ``train_batch_size`` rows, each epoch over
-them is cut into mini-batches (by default one, the whole step), and each mini-batch is one
+The batches nest as veRL's do: a training step takes ``train_batch_size`` experiences, each epoch
+over them is cut into mini-batches (by default one, the whole step), and each mini-batch is one
 optimizer step; the engine cuts it into micro-batches, which changes nothing but memory.
 """
 
@@ -27,7 +27,8 @@ class Updater:
         objective: The actor's loss.
         critic_objective: The critic's; None if there is no critic.
         epochs: Times each batch is gone through.
-        mini_batch_size: Rows of one optimizer step; None: all of the batch.
+        mini_batch_size: Experiences of one optimizer step, of which a preference pair is one; None:
+            all of the batch.
         shuffle: Draw the rows of mini-batches at random, by ``seed`` and step.
         critic_warmup: First steps in which only the critic learns.
     """
@@ -73,27 +74,20 @@ class Updater:
             found[name].append(value)
 
     def _mini_batches(self, batch: TrainBatch, step: int) -> Iterator[TrainBatch]:
-        size = self.mini_batch_size or len(batch)
+        units = batch.units()
+        size = self.mini_batch_size or len(units)
         for epoch in range(self.epochs):
-            if size >= len(batch) and not self.shuffle:
+            if size >= len(units) and not self.shuffle:
                 yield batch
                 continue
-            for rows in self._row_blocks(batch, size, step, epoch):
-                yield batch.select(rows)
+            order = self._order(len(units), step, epoch)
+            for start in range(0, len(units), size):
+                chosen = order[start : start + size]
+                yield batch.select([row for place in chosen for row in units[place]])
 
-    def _row_blocks(
-        self, batch: TrainBatch, size: int, step: int, epoch: int
-    ) -> Iterator[torch.Tensor]:
-        """Indices of each mini-batch; rows that must stay together (pairs) do."""
-        units = batch.units()
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(hash((self.seed, step, epoch)) % 2**63)
-            units = [units[i] for i in torch.randperm(len(units), generator=generator).tolist()]
-        block: list[int] = []
-        for unit in units:
-            if block and len(block) + len(unit) > size:
-                yield torch.tensor(block)
-                block = []
-            block += unit
-        if block:
-            yield torch.tensor(block)
+    def _order(self, count: int, step: int, epoch: int) -> list[int]:
+        """Places of the experiences, as they come or drawn at random."""
+        if not self.shuffle:
+            return list(range(count))
+        generator = torch.Generator().manual_seed(hash((self.seed, step, epoch)) % 2**63)
+        return torch.randperm(count, generator=generator).tolist()
