@@ -36,11 +36,3 @@ def value_loss(
         "vf_clipfrac": mean_metric((clipped_BT > free_BT).float(), action_mask),
         "vpred_mean": mean_metric(values, action_mask),
     }
-
-
-def explained_variance(values: Tensor, returns: Tensor, action_mask: Tensor) -> Tensor:
-    """``1 - Var(returns - values) / Var(returns)`` over trained tokens; NaN for equal returns."""
-    mask = action_mask.bool()
-    spread = returns[mask].double().var(unbiased=False)
-    error = (returns[mask].double() - values[mask].double()).var(unbiased=False)
-    return torch.where(spread > 0, 1 - error / spread, torch.full_like(spread, float("nan")))

@@ -1,14 +1,11 @@
-"""The critic's loss: squared error of the values, clipped around the old ones.
-
-arXiv:1707.06347 in the form of its authors' code. Shape suffixes: B = rows, T = response tokens.
-"""
+"""The critic's loss as the trainer wants it; its formula is in `trinity.algorithm.value_loss`."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from trinity.algorithm.aggregate import aggregate_loss, mean_metric
+from trinity.algorithm.value_loss import value_loss
 from trinity.trainer.batch import TrainBatch
 
 Metrics = dict[str, Tensor]
@@ -40,14 +37,12 @@ class ValueObjective:
         return torch.zeros(len(batch), dtype=torch.bool)
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: TrainBatch) -> tuple[Tensor, Metrics]:
-        value_BT, old_BT, return_BT = outputs["values"], batch["old_values"], batch["returns"]
-        mask_BT = batch["action_mask"]
-        near_BT = old_BT + (value_BT - old_BT).clamp(-self.cliprange, self.cliprange)
-        free_BT, clipped_BT = (value_BT - return_BT).square(), (near_BT - return_BT).square()
-        loss_BT = 0.5 * torch.maximum(free_BT, clipped_BT)
-        loss = aggregate_loss(loss_BT, mask_BT, self.loss_agg_mode)
-        clipped_share = mean_metric((clipped_BT > free_BT).float(), mask_BT)
-        return loss, {
-            "critic/vf_clipfrac": clipped_share,
-            "critic/vpred_mean": mean_metric(value_BT, mask_BT),
-        }
+        loss, metrics = value_loss(
+            outputs["values"],
+            batch["old_values"],
+            batch["returns"],
+            batch["action_mask"],
+            self.cliprange,
+            self.loss_agg_mode,
+        )
+        return loss, {f"critic/{name}": value for name, value in metrics.items()}
