@@ -1,9 +1,13 @@
 import asyncio
+import json
+import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from trinity.checkpoint.atomic import write_text
 from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.board import Board, VersionBoard
 from trinity.synchronizer.file_board import FileBoard
@@ -159,3 +163,40 @@ async def test_files_tell_another_process(tmp_path: Path) -> None:
     assert await asking == ticket(2)
     await make().close("done")
     assert not await make().is_open()
+
+
+async def test_a_question_outlives_a_restart_of_the_trainer(board: Board) -> None:
+    asking = task(board.ask(0, 60))
+    await asyncio.wait_for(board.wait_asked(), 60)
+    await board.reopen(0)  # it was killed, and starts again
+    assert await board.is_asked()
+    await board.publish(ticket(1))
+    assert await asyncio.wait_for(asking, 60) == ticket(1)
+
+
+async def test_an_answer_outlives_a_restart_of_the_trainer(tmp_path: Path) -> None:
+    board, trainer = FileBoard(tmp_path), FileBoard(tmp_path)
+    asking = task(board.ask(0, 60))
+    await asyncio.wait_for(trainer.wait_asked(), 60)
+    await trainer.publish(ticket(1))
+    await trainer.reopen(1)  # killed before the explorer has looked
+    assert await asyncio.wait_for(asking, 60) == ticket(1)
+
+
+async def test_weights_that_are_taken_back_while_one_looks_are_none(tmp_path: Path) -> None:
+    board, ended = FileBoard(tmp_path), threading.Event()
+    text = json.dumps(asdict(ticket(1)))
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            write_text(tmp_path / "newest.json", text)
+            (tmp_path / "newest.json").unlink()
+
+    writer = threading.Thread(target=come_and_go)
+    writer.start()
+    try:
+        found = {(await board.newest())[0] for _ in range(20_000)}
+    finally:
+        ended.set()
+        writer.join()
+    assert found <= {0, 1}

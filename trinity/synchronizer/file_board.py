@@ -39,9 +39,9 @@ class FileBoard:
         """
         newest, _ = await self.newest()
         is_ahead = newest > version
-        for path in (self._ended, self._asked, self._answer, *[self._newest] * is_ahead):
+        for path in (self._ended, *[self._newest] * is_ahead):
             path.unlink(missing_ok=True)
-        return is_ahead
+        return is_ahead  # questions and answers stay: an explorer may be waiting
 
     async def publish(self, ticket: WeightTicket) -> None:
         """Make ``ticket`` the newest weights. A version not above the newest is a `ValueError`."""
@@ -113,9 +113,11 @@ class FileBoard:
 
     async def newest(self) -> tuple[int, WeightTicket | None]:
         """Newest version and its ticket (None: the weights every part started from)."""
-        if not self._newest.exists():
+        try:
+            text = self._newest.read_text()
+        except FileNotFoundError:
             return 0, None
-        ticket = WeightTicket(**json.loads(self._newest.read_text()))
+        ticket = WeightTicket(**json.loads(text))
         return ticket.version, ticket
 
     def _take_answer_down(self) -> None:
