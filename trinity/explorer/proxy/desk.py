@@ -74,7 +74,7 @@ class Desk:
             run = self._num_runs[task_id] if run_id is None else run_id
             self._num_runs[task_id] = max(self._num_runs[task_id], run + 1)
             count = 0
-            for step, msg_id in enumerate(msg_ids):
+            for step, msg_id in enumerate(dict.fromkeys(msg_ids)):
                 waits = self._pending if msg_id in self._pending else self._ready
                 replies = waits.pop(msg_id)
                 for reply in replies:
