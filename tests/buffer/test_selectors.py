@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity.buffer.rows import DataError, ListRows
+from trinity.buffer.rows.check import RowFault
+from trinity.buffer.selected import SelectedRows
 from trinity.buffer.selector import SELECTORS, BaseSelector, DataSource
 from trinity.common.config.buffer import DataSelectorConfig
+from trinity.common.constants import OnBadRow
 
 
 def selector(kind: str, size: int = 10, rows: list | None = None, **config) -> BaseSelector:
@@ -134,3 +137,34 @@ def test_a_resume_goes_on_with_the_same_rows(kind: str, batches: list[int], cut:
     second = selector(kind, 7)
     second.load_state_dict(first.state_dict())
     assert found + [second.get_indices(size) for size in batches[cut:]] == expected
+
+
+@pytest.mark.parametrize("seen", [-0.1, -5.0, 1.1, float("nan")])
+def test_rewards_that_are_no_pass_rates_do_not_break_a_belief(seen: float):
+    rows = [{"low": 0.1, "high": 0.9} for _ in range(4)]
+    chosen = selector(
+        "difficulty_based", rows=rows, feature_keys=["low", "high"], kwargs={"do_sample": True}
+    )
+    for _ in range(5):
+        indices = chosen.get_indices(2)
+        chosen.feedback(indices, [seen, 0.5])
+    assert all(
+        0 < value < np.inf for key in ("alpha", "beta") for value in chosen.state_dict()[key]
+    )
+
+
+def test_a_row_that_always_comes_and_can_not_be_used_is_no_endless_loop():
+    class Worst(BaseSelector):
+        def get_indices(self, batch_size, return_extra_info=False):
+            return list(range(batch_size))
+
+    def form(row, index):
+        if index == 0:
+            raise RowFault("i", "too long")
+        return index
+
+    source = ListRows([{"i": i} for i in range(4)])
+    selector_ = Worst(DataSource(source), DataSelectorConfig())
+    rows = SelectedRows(source, form, selector_, name="the data set", on_bad_row=OnBadRow.SKIP)
+    with pytest.raises(DataError, match="can be used"):
+        rows.take(2)

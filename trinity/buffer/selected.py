@@ -57,10 +57,11 @@ class SelectedRows(Generic[T]):
         while len(found) < count:
             indices = self.selector.get_indices(count - len(found))
             assert isinstance(indices, list)
-            found += self.at(indices)
-            misses = 0 if found else misses + len(indices)
+            usable = self.at(indices)
+            found += usable
+            misses = 0 if usable else misses + len(indices)
             if misses > len(self):
-                raise DataError(f"No row of {self._name} can be used.")
+                raise DataError(f"No row that data_selector takes from {self._name} can be used.")
         return found
 
     def one(self, index: int) -> T:

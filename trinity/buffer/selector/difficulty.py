@@ -95,9 +95,11 @@ class DifficultyBasedSelector(BaseSelector):
         return generator.choice(self.size, count, replace=False, p=weights / weights.sum())
 
     def feedback(self, indices: Sequence[int], values: Sequence[float]) -> None:
-        if not len(indices):
-            return
         seen, observed = np.asarray(indices, dtype=int), np.asarray(values, dtype=float)
+        is_known = np.isfinite(observed)
+        if not is_known.any():
+            return
+        seen, observed = seen[is_known], observed[is_known].clip(0, 1)  # rewards may be others
         predicted = self._predict(seen, observed)
         self._error = float(np.abs(predicted[seen] - observed).mean())
         predicted[seen] = observed
