@@ -76,7 +76,7 @@ class Player(FakeEngine):
 
 async def seconds_of(model: ModelWrapper, args: argparse.Namespace) -> float:
     """Wall time of all conversations, each of which must have every turn."""
-    runner = WorkflowRunner(0, model, [], RunnerSettings(num_threads=args.runs))
+    runner = WorkflowRunner(0, model, [], RunnerSettings())
     await runner.prepare()
     arguments = {"max_turns": args.turns}
     units = [

@@ -1,13 +1,18 @@
 import asyncio
+import contextlib
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from tests.explorer.fakes import Blocking, EchoModel, Group, Single, task
 from trinity.common.rewards import RewardError
+from trinity.common.workflows import Workflow
 from trinity.explorer.pool import NoRunners, RunnerPool
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
+from trinity.explorer.units import Unit
 from trinity.utils.actor import ProcessDied
 
 LIMIT_S = 60  # far more than anything here takes, unless it never ends
@@ -381,6 +386,85 @@ async def test_progress_counts_samples_that_are_done_or_given_up(closing):
     async with asyncio.timeout(LIMIT_S):
         while scheduler.progress(1) != (7, 8):
             await asyncio.sleep(0.01)
-    assert not scheduler.is_done(1)
     may_end.set()
     await scheduler.collect(1)
+
+
+async def test_runs_in_threads_do_not_wait_for_each_other(closing):
+    """A wait for a thread would use up the time after which a runner is held to be frozen."""
+    all_there = threading.Barrier(80)
+
+    class Meeting(Workflow):
+        def run(self):
+            all_there.wait(LIMIT_S)
+            return self.model.chat([], n=1)
+
+    scheduler = closing(make(1, slots=2, max_retry_times=0))
+    await scheduler.prepare()
+    result = await collect(scheduler, [task(Meeting, repeat_times=40) for _ in range(2)])
+    assert [s.ok for s in result.statuses] == [True, True]
+
+
+async def test_a_unit_stopped_before_it_began_is_reported_and_forgotten():
+    runner = WorkflowRunner(0, EchoModel())
+    await runner.prepare()
+    await runner.submit([Unit(7, task(Single, repeat_times=2), (0, 1), 0, LIMIT_S)])
+    await runner.stop([7])
+    [result] = await runner.collect(LIMIT_S)
+    assert result.unit_id == 7 and [run.error for run in result.runs] == ["given up"] * 2
+    assert await runner.collect(0.0) == []
+    await runner.close()
+
+
+async def test_a_stopped_workflow_that_can_not_be_cancelled_is_counted():
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class Stubborn(Workflow):
+        is_async = True
+
+        async def run_async(self):
+            begun.set()
+            while not may_end.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await may_end.wait()
+            return []
+
+    runner = WorkflowRunner(0, EchoModel())
+    await runner.prepare()
+    await runner.submit([Unit(7, task(Stubborn, repeat_times=1), (0,), 0, LIMIT_S)])
+    await asyncio.wait_for(begun.wait(), LIMIT_S)
+    await runner.stop([7])
+    [result] = await runner.collect(LIMIT_S)
+    assert result.num_stuck == 1
+    may_end.set()
+    await runner.close()
+
+
+async def test_evaluations_are_no_warm_up_of_the_dynamic_deadline(closing):
+    scheduler = closing(make(dynamic_timeout_ratio=3.0, max_timeout_s=1000, warmup_min_steps=1))
+    await scheduler.prepare()
+    await collect(scheduler, [replace(task(Single), is_eval=True)], batch_id="0/unseen")
+    first = [task(Single, repeat_times=1), task(Single, do="slow", seconds=0.2, repeat_times=1)]
+    scheduler.submit(1, first)
+    async with asyncio.timeout(LIMIT_S):
+        while scheduler.progress(1)[0] < 1:
+            await asyncio.sleep(0.01)
+    assert scheduler._timeout_s(is_eval=False) == 1000  # the first step keeps to max_timeout
+    await scheduler.collect(1)
+    assert scheduler._timeout_s(is_eval=False) < 1000
+
+
+async def test_runners_are_closed_side_by_side():
+    all_closing = asyncio.Barrier(3)
+
+    class Slow(WorkflowRunner):
+        async def close(self):
+            await all_closing.wait()
+            closed.append(self)
+            await super().close()
+
+    closed: list[Slow] = []
+    pool = RunnerPool(lambda index, _: Slow(index, EchoModel()), 3, 1, grace_s=LIMIT_S)
+    await pool.prepare()
+    await asyncio.wait_for(pool.close(), LIMIT_S / 2)
+    assert len(closed) == 3

@@ -171,12 +171,14 @@ class RunnerPool:
         self._all.clear()
         for task in [*self._background, *(h.pump for h in hosts if h.pump)]:
             task.cancel()
-        for host in hosts:
-            host.is_gone = True
-            with contextlib.suppress(Exception):  # it may be dead; it is killed below
-                async with asyncio.timeout(self._grace_s):
-                    await host.runner.close()
-            self._kill(host.runner)
+        await asyncio.gather(*map(self._end, hosts))
+
+    async def _end(self, host: _Host) -> None:
+        host.is_gone = True
+        with contextlib.suppress(Exception):  # it may be dead; it is killed in any case
+            async with asyncio.timeout(self._grace_s):
+                await host.runner.close()
+        self._kill(host.runner)
 
     # -- slots ---------------------------------------------------------------------------------
 

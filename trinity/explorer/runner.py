@@ -1,12 +1,14 @@
 """`WorkflowRunner`: runs workflows, as many at once as it is given; no scheduling, no retries."""
 
 import asyncio
+import contextlib
 import inspect
 import sys
 import time
 import traceback
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from trinity.common.experience import Experience, serialize_many
@@ -25,20 +27,20 @@ if TYPE_CHECKING:
 
 _GATHER_S = 0.002  # results that end together travel together
 _CANCEL_GRACE_S = 1.0
+_GIVEN_UP = "given up"
 _OWN_FILES = (__file__, threads.__file__)  # between a workflow and what called it
+_UNBOUNDED = sys.maxsize  # slots bound the runs, and one that waits for a thread looks frozen
 _SWITCH_S = 0.0005  # so that a workflow that computes in a thread does not slow the others
 
 
 @dataclass(frozen=True)
 class RunnerSettings:
     """Args:
-    num_threads: Workflows without `run_async` that run side by side.
     concurrent_mode: Whether runs of one unit come one after the other (``sequential``) or
         all at once.
     plugin_dirs: Folders of plugins, besides those in ``TRINITY_PLUGIN_DIRS``.
     """
 
-    num_threads: int = 64
     concurrent_mode: Literal["sequential", "asynchronous", "multi-threading"] = "asynchronous"
     plugin_dirs: tuple[str, ...] = ()
 
@@ -69,7 +71,7 @@ class WorkflowRunner:
         self._model = model
         self._auxiliary_models = list(auxiliary_models)
         self._settings = settings or RunnerSettings()
-        self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._under_way: dict[int, asyncio.Task[UnitResult]] = {}
         self._results: list[UnitResult] = []
         self._has_results = asyncio.Event()
         self._num_stuck_coroutines = 0
@@ -79,14 +81,16 @@ class WorkflowRunner:
         """Load plugins, open the log."""
         self._logger = get_logger(f"explorer_runner_{self._index}")
         sys.setswitchinterval(_SWITCH_S)
-        self._threads = DeadlinePool(self._settings.num_threads, "workflow")
+        self._threads = DeadlinePool(_UNBOUNDED, "workflow")
         load_plugins_from_env()
         load_plugins(self._settings.plugin_dirs)
 
     async def submit(self, units: Sequence[Unit]) -> None:
         """Start ``units``; returns at once."""
         for unit in units:
-            self._under_way[unit.unit_id] = asyncio.create_task(self._work_on(unit))
+            work = asyncio.create_task(self.run_unit(unit))
+            self._under_way[unit.unit_id] = work
+            work.add_done_callback(partial(self._keep, unit))
 
     async def collect(self, wait_s: float) -> list[UnitResult]:
         """Units that are done; waits up to ``wait_s`` seconds for the first."""
@@ -125,7 +129,7 @@ class WorkflowRunner:
             was_stopped = True
         for run in unit.runs:
             if run not in outcomes:
-                text = "given up" if was_stopped else "not started"
+                text = _GIVEN_UP if was_stopped else "not started"
                 outcomes[run] = _Outcome(RunResult(run, error=text), [])
         done = [outcomes[run] for run in unit.runs]
         kept = [] if unit.task.is_eval else [e for outcome in done for e in outcome.experiences]
@@ -137,14 +141,17 @@ class WorkflowRunner:
             self._threads.num_stuck + self._num_stuck_coroutines + shared_threads().num_stuck,
         )
 
-    async def _work_on(self, unit: Unit) -> None:
-        try:
-            result = await self.run_unit(unit)
-        except Exception:  # e.g. experiences that can't be serialised
-            error = traceback.format_exc()
-            self._logger.error("Task %s: %s", unit.task.task_id, error)
-            result = UnitResult(unit.unit_id, [RunResult(run, error) for run in unit.runs])
+    def _keep(self, unit: Unit, work: "asyncio.Task[UnitResult]") -> None:
+        """Keep what became of a unit until it is collected."""
         del self._under_way[unit.unit_id]
+        if work.cancelled():  # before it began
+            result = _failed_as_a_whole(unit, _GIVEN_UP)
+        elif error := work.exception():  # e.g. experiences that can't be serialised
+            text = "".join(traceback.format_exception(error))
+            self._logger.error("Task %s: %s", unit.task.task_id, text)
+            result = _failed_as_a_whole(unit, text)
+        else:
+            result = work.result()
         self._results.append(result)
         self._has_results.set()
 
@@ -232,17 +239,22 @@ class WorkflowRunner:
         try:
             done, _ = await asyncio.wait({task}, timeout=timeout_s)
         except asyncio.CancelledError:
-            task.cancel()
+            await self._give_up(task)
             raise
         if done:
             if task.cancelled():
                 raise RuntimeError("The workflow cancelled itself.")
             return task.result()
+        await self._give_up(task)
+        raise CallTimeout(f"not done after {timeout_s:g} s", is_stuck=not task.done())
+
+    async def _give_up(self, task: "asyncio.Task[list[Experience]]") -> None:
+        """Cancel a workflow, and count it if it goes on all the same."""
         task.cancel()
         task.add_done_callback(lambda late: late.cancelled() or late.exception())
-        await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
         self._num_stuck_coroutines += not task.done()
-        raise CallTimeout(f"not done after {timeout_s:g} s", is_stuck=not task.done())
 
     def _workflow(
         self,
@@ -307,6 +319,10 @@ class WorkflowRunner:
             seconds=seconds,
         )
         return {run: _Outcome(replace(result, run=run), []) for run in runs}
+
+
+def _failed_as_a_whole(unit: Unit, why: str) -> UnitResult:
+    return UnitResult(unit.unit_id, [RunResult(run, why) for run in unit.runs])
 
 
 def _checked(given: object, workflow_class: type[Workflow]) -> list[Experience]:

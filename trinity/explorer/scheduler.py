@@ -30,7 +30,8 @@ class SchedulerSettings:
         costs it no attempt; a task under which three died is given up.
     dynamic_timeout_ratio: Deadline as a multiple of the mean seconds of the latest successful
         runs, `max_timeout_s` at most and 1 s at least; None: off.
-    warmup_min_steps: Batches before the dynamic deadline is used.
+    warmup_min_steps: Batches of training, or of evaluation, before the dynamic deadline is used
+        for such tasks.
     max_repeat_times_per_runner: Runs of a task that go to one runner at once; None: all.
     is_sequential: Runs of one unit come one after the other on their runner.
     return_partial_tasks: Keep the finished runs of tasks that are given up.
@@ -143,10 +144,10 @@ class Scheduler:
         self._settings = settings or SchedulerSettings()
         self._batches: dict[int | str, _Batch] = {}
         self._unit_ids = itertools.count()
-        self._num_collected = 0
+        self._num_collected = {False: 0, True: 0}
         self._seconds: dict[bool, deque[float]] = {
             is_eval: deque(maxlen=_REMEMBERED_RUNS) for is_eval in (False, True)
-        }
+        }  # an evaluation says nothing of how long training runs take
         self._logger = get_logger("explorer")
 
     async def prepare(self) -> None:
@@ -183,7 +184,8 @@ class Scheduler:
             raise
         finally:
             del self._batches[batch_id]
-        self._num_collected += 1
+        for is_eval in {state.task.is_eval for state in batch.states}:
+            self._num_collected[is_eval] += 1
         return self._result(batch)
 
     def progress(self, batch_id: int | str) -> tuple[int, int]:
@@ -191,10 +193,6 @@ class Scheduler:
         states = self._batches[batch_id].states
         done = [s.task.repeat_times if s.is_finished else len(s.done) for s in states]
         return sum(done), sum(state.task.repeat_times for state in states)
-
-    def is_done(self, batch_id: int | str) -> bool:
-        """Whether `collect` would return at once."""
-        return all(job.done() for job in self._batches[batch_id].jobs)
 
     async def close(self) -> None:
         """Give up all batches, end the runners."""
@@ -259,7 +257,7 @@ class Scheduler:
 
     def _timeout_s(self, is_eval: bool) -> float:
         settings, seconds = self._settings, self._seconds[is_eval]
-        is_warm = self._num_collected >= settings.warmup_min_steps
+        is_warm = self._num_collected[is_eval] >= settings.warmup_min_steps
         if settings.dynamic_timeout_ratio is None or not is_warm or not seconds:
             return settings.max_timeout_s
         usual_s = settings.dynamic_timeout_ratio * sum(seconds) / len(seconds)

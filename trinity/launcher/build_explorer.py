@@ -140,7 +140,6 @@ def _pool(
 ) -> RunnerPool:
     explorer = plan.config.explorer
     settings = RunnerSettings(
-        num_threads=plan.slots,
         concurrent_mode=explorer.concurrent_mode.value,
         plugin_dirs=plan.plugin_dirs,
     )
