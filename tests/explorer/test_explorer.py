@@ -78,6 +78,9 @@ class FakeTasks:
 
     def feedback(self, metrics: object) -> None: ...
 
+    def metrics(self) -> dict[str, float]:
+        return {"selection/unseen/capability": 0.5}
+
     def state_dict(self) -> dict[str, object]:
         return {"given": self.given}
 
@@ -308,3 +311,32 @@ async def test_engines_that_share_the_trainers_gpu_sleep_until_its_weights_are_t
     turns = [event for event in engine.log if event != "wake"]
     assert turns[:4] == ["sleep", "load 1", "sleep", "load 2"]
     assert engine.log[-1] == "wake"
+
+
+async def test_what_a_selector_tells_is_reported_with_the_step():
+    scene = Scene(steps=1)
+    await scene.run_with_trainer(1)
+    [found] = [m for role, step, m in scene.reports if "selection/unseen/capability" in m]
+    assert found["selection/unseen/capability"] == 0.5
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+async def test_the_end_is_waited_for_as_long_as_the_trainer_makes_steps(is_training: bool):
+    schedule = SyncSchedule(SyncStyle.TRAINER_DRIVEN, trainer_interval=1000)
+    scene = Scene(steps=1, schedule=schedule, sync_timeout_s=0.01)
+    num_asked = 0
+
+    def steps() -> int:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 10:
+            closing.append(asyncio.ensure_future(scene.board.close("done")))
+        return num_asked if is_training else 0
+
+    closing: list[asyncio.Future[None]] = []
+    scene.explorer.trainer_steps = steps
+    if is_training:
+        await scene.explorer.run()
+    else:
+        with pytest.raises(TimeoutError, match="newer than version 0"):
+            await scene.explorer.run()

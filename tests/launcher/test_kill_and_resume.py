@@ -48,6 +48,9 @@ class Engine:
         await asyncio.sleep(0)
         return ticket.digest
 
+    async def health(self) -> dict[str, float]:
+        return {}
+
     async def close(self) -> None: ...
 
 
@@ -95,6 +98,9 @@ class Tasks:
         return [Task(index={"index": self.given - 1}), Task(index={"index": self.given})]
 
     def feedback(self, metrics: object) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
     def state_dict(self) -> dict[str, object]:
         return {"given": self.given}

@@ -8,6 +8,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.protocol import WeightTicket
 from trinity.common.workflows import Task
 from trinity.explorer.explorer import Explorer
+from trinity.utils.metrics import Metrics
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class NoTasks:
         raise StopAsyncIteration
 
     def feedback(self, metrics: Mapping[str, object]) -> None: ...
+
+    def metrics(self) -> Metrics:
+        return {}
 
     def state_dict(self) -> dict[str, object]:
         return {}

@@ -38,6 +38,10 @@ class TaskSource(Protocol):
         """What the pipeline learned of the tasks, for selectors with a curriculum."""
         ...
 
+    def metrics(self) -> Metrics:
+        """What selectors tell of themselves, by its final name."""
+        ...
+
     def state_dict(self) -> dict[str, object]: ...
 
     def load_state_dict(self, state: dict[str, object]) -> None: ...
@@ -104,6 +108,7 @@ class Explorer:
         auxiliary: Engines of other models. Others start and end them; `watching` sees to it that
             they live.
         show: Gets what is under way, each second; an empty line when it is over.
+        trainer_steps: Steps of a trainer of the same run: while it makes any, its end is awaited.
     """
 
     engines: Sequence[InferenceEngine]
@@ -117,12 +122,14 @@ class Explorer:
     auxiliary: Sequence[InferenceEngine] = ()
     report: Report = lambda role, step, metrics: None
     show: Show = lambda text, is_to_stay: None
+    trainer_steps: Callable[[], int] = lambda: 0
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("explorer"))
     step: int = 0
     version: int = 0
     _evaluated: tuple[int, int] | None = None
     _failed_steps: int = 0
     _is_stopping: bool = False
+    _is_trained: bool = False
     _finished_state: dict[str, object] | None = None
     _synced_at: float = field(default_factory=time.perf_counter)
 
@@ -176,12 +183,17 @@ class Explorer:
         self.logger.info("Step %d: %s", self.step, metrics)
 
     def stop(self) -> None:
-        """Start no further step."""
+        """Start no further step, and evaluate no more."""
         self._is_stopping = True
+
+    def end_after_step(self) -> None:
+        """Start no further step: the trainer has made all of its own."""
+        self._is_trained = True
 
     def _is_done(self) -> bool:
         total = self.settings.total_steps
-        return self._is_stopping or (total is not None and self.step >= total)
+        is_ending = self._is_stopping or self._is_trained
+        return is_ending or (total is not None and self.step >= total)
 
     async def _roll_out(self, tasks: list[Task], metrics: Metrics) -> BatchResult:
         self.logger.info(
@@ -259,6 +271,7 @@ class Explorer:
             found = await self.sink.process(result.experiences)
         self.tasks.feedback(found)
         metrics |= {k: float(v) for k, v in found.items() if isinstance(v, (int, float))}
+        metrics |= self.tasks.metrics()
         self._finished_state = {"latest_iteration": self.step, "tasks": self.tasks.state_dict()}
 
     async def _sync_if_due(self, metrics: Metrics) -> bool:
@@ -366,15 +379,27 @@ class Explorer:
         ticket: WeightTicket | None = None
         await self._rest()
         while not self._is_stopping:
-            newer = await self.board.wait_newer(
-                self.version if ticket is None else ticket.version, self.settings.sync_timeout_s
-            )
+            newer = await self._newer(self.version if ticket is None else ticket.version)
             if newer is None:
                 break
             ticket = newer
         if ticket is not None:
             await self.load(ticket)
         await self._wake()
+
+    async def _newer(self, than: int) -> WeightTicket | None:
+        """The trainer's next weights, None at its end; it may make many steps before it sends any.
+
+        Raises:
+            TimeoutError: It made no step either.
+        """
+        while True:
+            num_steps = self.trainer_steps()
+            try:
+                return await self.board.wait_newer(than, self.settings.sync_timeout_s)
+            except TimeoutError:
+                if self.trainer_steps() == num_steps:
+                    raise
 
     def state_dict(self) -> dict[str, object]:
         """Where a resumed explorer goes on: after the last step whose experiences are written."""

@@ -71,6 +71,11 @@ class Buffers:
         if self.pipeline is not None:
             await self.pipeline.close()
 
+    async def stop_reading(self) -> None:
+        """Nothing more will be read: who writes need not wait for room."""
+        if self._holds_storage():
+            await self.storage.stop_reading()
+
     async def close(self) -> None:
         """Close pipeline and storage; what waits stays where the storage keeps it."""
         await self.stop_writing()

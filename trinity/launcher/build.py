@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from logging import Logger
 from pathlib import Path
 
@@ -55,19 +56,19 @@ class Parts:
     async def run(self, resume: ResumePoint | None) -> None:
         """Start everything side by side, then run explorer and trainer to their end.
 
-        The first error of either ends the other and is raised.
+        The first error of either ends the other and is raised. Where `stop` comes before all is
+        ready, nothing is explored.
         """
         self._restore(resume)
         await self._prepare(resume)
-        if self.explorer is None:
-            assert self.trainer is not None
-            await self.trainer.run()
-            return
-        self._explorer_task = asyncio.create_task(self._explore())
-        tasks = [self._explorer_task]
+        tasks = []
+        if self.explorer is not None and not self._is_stopping:
+            self._explorer_task = asyncio.create_task(self._explore())
+            tasks.append(self._explorer_task)
         if self.trainer is not None:
-            tasks.append(asyncio.create_task(self.trainer.run()))
-        await together(*tasks)
+            tasks.append(asyncio.create_task(self._train(self.trainer)))
+        if tasks:
+            await together(*tasks)
 
     def stop(self) -> None:
         """Give up rollouts under way; the trainer ends after its step and saves."""
@@ -127,6 +128,13 @@ class Parts:
         if self.explorer is not None or has_lost_weights:
             await self.trainer.publish({})
 
+    async def _train(self, trainer: Trainer) -> None:
+        """Train to the end; from then on nobody reads what the explorer writes."""
+        await trainer.run()
+        if self.explorer is not None:
+            self.explorer.end_after_step()
+        await self.buffers.stop_reading()
+
     async def _explore(self) -> None:
         assert self.explorer is not None
         try:
@@ -166,6 +174,8 @@ def build_parts(
     trainer: Trainer | None = None
     if config.mode.trains:
         trainer = _trainer(plan, board, buffers, explorer, reporters.of("trainer"), show)
+    if explorer is not None and trainer is not None:
+        explorer.trainer_steps = partial(getattr, trainer, "step")
     return Parts(
         board,
         buffers,

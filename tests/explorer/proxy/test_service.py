@@ -6,6 +6,7 @@ import pytest
 
 from tests.workflows.test_real_wrapper import sampled, wrapper
 from trinity.common.experience import Experience
+from trinity.explorer.proxy import service as proxy_service
 from trinity.explorer.proxy.client import TrinityClient
 from trinity.explorer.proxy.desk import Desk, UnknownReplyError
 from trinity.explorer.proxy.service import Service, ServiceSettings
@@ -58,6 +59,15 @@ def test_old_replies_are_forgotten_and_counted():
         desk.feedback(1.0, ["a"], "t")
     assert desk.feedback(1.0, ["c"], "t") == 2
     assert desk.counts()["forgotten_reply_count"] == 1
+
+
+def test_a_reply_that_is_named_twice_counts_once():
+    desk = Desk()
+    desk.record("a", [reply()])
+    desk.record("b", [reply()])
+    assert desk.feedback(1.0, ["a", "b", "a"], "t") == 2
+    assert desk.commit() == 2
+    assert [e.eid.step for e in asyncio.run(desk.next_batch())] == [0, 1]
 
 
 class Log:
@@ -144,3 +154,44 @@ async def test_too_few_engines_end_the_run(tmp_path):
     with pytest.raises(ConnectionError, match="min_running_model_num"):
         await asyncio.wait_for(made.next_batch(), 60)
     await made.close()
+
+
+async def test_replies_on_their_way_to_the_log_are_not_lost_at_the_end(tmp_path):
+    subject, _ = service(tmp_path, [])
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class SlowLog(Log):
+        async def write(self, experiences):
+            begun.set()
+            await may_end.wait()
+            await super().write(experiences)
+
+    subject._log = log = SlowLog()
+    await subject.prepare()
+    subject._open()
+    subject.desk.record("a", [reply()])
+    await asyncio.wait_for(begun.wait(), 60)
+    closing = asyncio.create_task(subject.close())
+    subject.desk.record("b", [reply()])
+    while not closing.done() and not may_end.is_set():
+        await asyncio.sleep(0)
+        may_end.set()
+    await asyncio.wait_for(closing, 60)
+    assert [e.eid.suffix for e in log.written] == ["a", "b"]
+
+
+async def test_conversations_are_forgotten_once_in_so_many_requests(tmp_path, monkeypatch):
+    monkeypatch.setattr(proxy_service, "_MAX_CONVERSATIONS", 10)
+    subject, _ = service(tmp_path, [])
+
+    def after(num_requests):
+        subject.desk.num_requests = num_requests
+        return subject.current_model()
+
+    first = after(0)
+    assert after(9) is first
+    second = after(11)  # replies come in any number between two requests
+    assert second is not first
+    assert after(11) is second and after(19) is second
+    third = after(20)
+    assert third is not second and after(20) is third

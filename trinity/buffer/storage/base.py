@@ -36,6 +36,10 @@ class Storage(ABC):
     def read_position(self) -> dict[str, Any]:
         """The part of the position that belongs to who reads."""
 
+    @abstractmethod
+    async def stop_reading(self) -> None:
+        """Nobody reads any more: a `put` that waits for room ends."""
+
     async def put_batch(self, payload: bytes) -> Metrics:
         """`put`, with the bytes of `serialize_many`."""
         return await self.put(deserialize_many(payload))

@@ -61,6 +61,7 @@ class QueueStorage(Storage):
         self._writing = asyncio.Lock()
         self._num_writers = 0
         self._is_closed = False
+        self._is_read = True
         self._flushed_until = -1
         self._writes = self._reads = self._next_id = 0
         self._counts = {"written": 0, "read": 0, "dropped": 0}
@@ -109,7 +110,7 @@ class QueueStorage(Storage):
             return self._metrics()
         async with self._writing:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._order.has_room(len(experiences)))
+                await self._changed.wait_for(lambda: self._has_room(len(experiences)))
             number = self._writes + 1
             ids = await self._append(number, experiences)
             async with self._changed:
@@ -119,6 +120,14 @@ class QueueStorage(Storage):
                 self._enter(Item(ids, list(experiences)))
                 self._changed.notify_all()
         return self._metrics()
+
+    def _has_room(self, count: int) -> bool:
+        return not self._is_read or self._order.has_room(count)
+
+    async def stop_reading(self) -> None:
+        async with self._changed:
+            self._is_read = False
+            self._changed.notify_all()
 
     async def _append(self, number: int, experiences: Sequence[Experience]) -> list[int]:
         if self._journal is None:

@@ -152,6 +152,9 @@ class SQLStorage(Storage):
         self._counts["written"] += len(kept)
         return {key: float(value) for key, value in self._counts.items()}
 
+    async def stop_reading(self) -> None:
+        """A database has room."""
+
     def _within_size(self, experiences: Sequence[Experience]) -> list[Experience]:
         kept = [e for e in experiences if _num_bytes(e) <= self._max_bytes]
         if len(kept) < len(experiences):

@@ -83,6 +83,8 @@ class Service:
         self._server: ApiServer | None = None
         self._batch: list[Experience] = []
         self._num_healthy = len(engines)
+        self._book = 0
+        self._logging = asyncio.Lock()
         self._step = 0
         self._tasks: Sequence[Task] = ()
         self._jobs: list[asyncio.Task[None]] = []
@@ -145,7 +147,7 @@ class Service:
             await asyncio.to_thread(self._server.stop)
         if self._log is not None:
             with contextlib.suppress(ConnectionError):
-                await self._log.write(self.desk.take_unwritten())
+                await self._log_replies(self._log)
                 await self._log.release()
 
     # As the source of tasks
@@ -173,6 +175,10 @@ class Service:
 
     def feedback(self, metrics: Mapping[str, object]) -> None:
         """Nothing is selected here."""
+
+    def metrics(self) -> Metrics:
+        """Nothing is selected here."""
+        return {}
 
     def state_dict(self) -> dict[str, object]:
         """Nothing: what waits for feedback ends with the process."""
@@ -222,17 +228,22 @@ class Service:
     async def _write_log(self, log: ReplyLog) -> None:
         while True:
             await asyncio.sleep(1.0)
+            await asyncio.shield(self._log_replies(log))  # a stop does not cut it off
+
+    async def _log_replies(self, log: ReplyLog) -> None:
+        """Write down what came since the last time."""
+        async with self._logging:
             replies = self.desk.take_unwritten()
             if replies:
                 await log.write(replies)
 
     def current_model(self) -> "ModelWrapper":
         """The model, which remembers the tokens of conversations only so long."""
-        book, place = divmod(self.desk.num_requests, _MAX_CONVERSATIONS)
-        if book and place == 0:
+        book = self.desk.num_requests // _MAX_CONVERSATIONS
+        if book > self._book:
             fresh = self._model.clone_with_isolated_history()
             fresh.begin_run(self._settings.seed + book)
-            self._model = fresh
+            self._model, self._book = fresh, book
         return self._model
 
 
