@@ -134,3 +134,33 @@ async def test_one_that_dies_while_it_rests_is_woken_with_the_weights_before():
 
     await keeper_.watching(work())
     assert engine.calls[-2:] == other.calls[-2:] == ["sleep", "wake"]
+
+
+@pytest.mark.parametrize("newest", [5, None])
+async def test_one_that_comes_back_after_its_weights_are_gone_gets_newer_ones(newest: int | None):
+    """A channel of files keeps the last two versions; a trainer may be further by then."""
+
+    class Files(MortalEngine):
+        async def load_weights(self, ticket: WeightTicket) -> str:
+            if ticket.version in gone:
+                raise FileNotFoundError(f"weights_{ticket.version}")
+            return await super().load_weights(ticket)
+
+    async def board() -> tuple[int, WeightTicket | None]:
+        return newest or 0, None if newest is None else ticket(newest)
+
+    gone: set[int] = set()
+    engine = Files(2)
+    keeper_ = EngineKeeper([engine], (), logging.getLogger("test"), poll_s=0.01, newest=board)
+
+    async def work() -> None:
+        await keeper_.load(ticket(1))
+        gone.add(1)
+        engine.die()
+        await until(lambda: engine.calls[-1] == "load 5")
+
+    if newest is None:
+        with pytest.raises(FileNotFoundError, match="weights_1"):
+            await keeper_.watching(work())
+    else:
+        await keeper_.watching(work())

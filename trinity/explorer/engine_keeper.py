@@ -11,6 +11,7 @@ from trinity.common.models.protocol import InferenceEngine, SleepingEngine, Weig
 from trinity.utils import actor
 
 T = TypeVar("T")
+Newest = Callable[[], Awaitable[tuple[int, WeightTicket | None]]]
 
 START_TIMEOUT_S = 900.0
 """Seconds that an engine or a trainer may take to load its model."""
@@ -33,6 +34,7 @@ class EngineKeeper:
     Args:
         engines: Of the model that is trained: they get the newest weights.
         auxiliary: Of other models, whose weights never change.
+        newest: Version and ticket of the newest weights that are out, as `Board.newest`.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class EngineKeeper:
         auxiliary: Sequence[InferenceEngine],
         logger: logging.Logger,
         poll_s: float = _POLL_S,
+        newest: Newest | None = None,
     ) -> None:
         self._engines = list(engines)
         self._all = [*engines, *auxiliary]
         self._locks = [asyncio.Lock() for _ in self._all]
         self._logger = logger
         self._poll_s = poll_s
+        self._newest = newest
         self._ticket: WeightTicket | None = None
         self._is_resting = False
         self._without_weights: set[int] = set()
@@ -155,10 +159,21 @@ class EngineKeeper:
             self._without_weights.add(place)
             await cast(SleepingEngine, engine).sleep()
         elif place < len(self._engines) and self._ticket is not None:
-            digest = await engine.load_weights(self._ticket)
-            if self._ticket.digest and digest != self._ticket.digest:
-                raise RuntimeError(
-                    f"Engine {place} runs weights with digest {digest} after its restart, but the "
-                    f"trainer sent {self._ticket.digest}."
-                )
+            await self._load_again(place, engine, self._ticket)
         await actor.reopen(self._all[place])
+
+    async def _load_again(self, place: int, engine: InferenceEngine, ticket: WeightTicket) -> None:
+        """Give an engine the weights of the others; newer ones where those are gone."""
+        try:
+            digest = await engine.load_weights(ticket)
+        except FileNotFoundError:
+            newer = None if self._newest is None else (await self._newest())[1]
+            if newer is None or newer.version <= ticket.version:
+                raise
+            await self._load_again(place, engine, newer)
+            return
+        if ticket.digest and digest != ticket.digest:
+            raise RuntimeError(
+                f"Engine {place} runs weights with digest {digest} after its restart, but the "
+                f"trainer sent {ticket.digest}."
+            )

@@ -134,7 +134,9 @@ class Explorer:
     _synced_at: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self._keeper = EngineKeeper(self.engines, self.auxiliary, self.logger)
+        self._keeper = EngineKeeper(
+            self.engines, self.auxiliary, self.logger, newest=self.board.newest
+        )
 
     async def watching(self, work: Coroutine[object, object, None]) -> None:
         """Do ``work`` while engines that die are brought back.
