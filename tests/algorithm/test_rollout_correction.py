@@ -110,3 +110,22 @@ def test_effective_sample_size():
     assert effective_sample_size(torch.tensor([1.0, 1.0])) == 1
     assert effective_sample_size(torch.tensor([1.0, 0.0])) == 0.5
     assert effective_sample_size(torch.zeros(2)) == 0
+
+
+def test_rows_of_expert_data_are_left_as_they_are():
+    """No engine sampled them: what is unlikely there is what is to be learned."""
+    logprob = torch.tensor([[-1.0, -2.0], [-1.0, -9.0]])
+    batch = {
+        "old_logprob": logprob,
+        "rollout_log_probs": torch.tensor([[-1.0, -2.0], [0.0, 0.0]]),
+        "action_mask": torch.tensor([[True, True], [True, True]]),
+        "expert_mask": torch.tensor([False, True]),
+    }
+    correction = RolloutCorrection(
+        rollout_is="sequence", rollout_rs="token", rollout_token_veto_threshold=0.1
+    )
+    columns, metrics = correction.of_batch(batch)
+    assert columns["action_mask"].tolist() == [[True, True], [True, True]]
+    assert columns["rollout_weights"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert metrics["rollout_corr/log_ratio_abs_max"] == 0
+    assert metrics["rollout_corr/rejected_tokens"] == 0

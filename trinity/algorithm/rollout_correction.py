@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from trinity.algorithm.base import Method
-from trinity.algorithm.utils import MAX_LOG_RATIO, log_ratio, masked_mean, masked_sum, visible
+from trinity.algorithm.utils import (
+    MAX_LOG_RATIO,
+    log_ratio,
+    masked_mean,
+    masked_sum,
+    sampled,
+    visible,
+)
 
 Level = Literal["token", "sequence", "geometric"]
 Metrics = dict[str, float]
@@ -107,10 +114,15 @@ class RolloutCorrection(Method):
         """The correction of a trainer's batch, as columns that change, and metrics.
 
         Reads ``old_logprob``, ``rollout_log_probs`` and ``action_mask``. Gives the ``action_mask``
-        that is left, and ``rollout_weights`` to multiply the advantages by.
+        that is left, and ``rollout_weights`` to multiply the advantages by. Rows of expert data
+        (``expert_mask``), which no engine sampled, stay as they are.
         """
-        found = self(batch["old_logprob"], batch["rollout_log_probs"], batch["action_mask"])
-        return {"action_mask": found.mask, "rollout_weights": found.weights}, found.metrics
+        sampled_BT = sampled(batch)
+        found = self(batch["old_logprob"], batch["rollout_log_probs"], sampled_BT)
+        expert_BT = batch["action_mask"].bool() & ~sampled_BT
+        weight_BT = torch.where(expert_BT, 1.0, found.weights)
+        changed = {"action_mask": found.mask | expert_BT, "rollout_weights": weight_BT}
+        return changed, found.metrics
 
     def _weights(
         self, old_BT: Tensor, rollout_BT: Tensor, mask_BT: Tensor, kept_BT: Tensor

@@ -3,6 +3,8 @@
 Masked entries are never read: NaN or infinity under the mask changes neither value nor gradient.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ __all__ = [
     "masked_var",
     "masked_whiten",
     "prefix_metrics",
+    "sampled",
     "visible",
 ]
 
@@ -64,3 +67,9 @@ def visible(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
 def log_ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
     """``log(new / old)`` of every token, cut to +-20; its gradient is 0 beyond."""
     return (logprob - old_logprob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def sampled(batch: Mapping[str, Tensor]) -> Tensor:
+    """[B, T] trained tokens that an engine sampled: not those of rows of expert data."""
+    mask = batch["action_mask"].bool()
+    return mask & ~batch["expert_mask"].bool()[:, None] if "expert_mask" in batch else mask

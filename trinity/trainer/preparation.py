@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trinity.algorithm.advantage_fn.base import AdvantageFn
 from trinity.algorithm.kl_fn.base import KLFn
-from trinity.algorithm.utils import masked_mean
+from trinity.algorithm.utils import masked_mean, sampled
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainEngine
 from trinity.utils.metrics import Metrics
@@ -63,9 +63,8 @@ class Preparation:
             found = await self.engine.forward(batch, which="actor", entropy=self.needs_entropy)
         columns = batch.columns()
         rollout = columns.get("old_logprob", found["logprob"])
-        gap = (found["logprob"] - rollout)[columns["action_mask"]]
-        if len(gap):
-            diff = (found["logprob"].exp() - rollout.exp())[columns["action_mask"]].abs()
+        diff = (found["logprob"].exp() - rollout.exp())[sampled(columns)].abs()
+        if len(diff):
             metrics["training/rollout_probs_diff_mean"] = float(diff.mean())
             metrics["training/rollout_probs_diff_max"] = float(diff.max())
             metrics["training/rollout_probs_diff_std"] = float(diff.std(correction=0))
