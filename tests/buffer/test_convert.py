@@ -81,3 +81,15 @@ def test_what_cannot_be_is_told(tmp_path: Path):
     convert(start, str(tmp_path / "two.db"), target_table="b")
     with pytest.raises(DataError, match=r"has several tables\. Name one of: a, b"):
         convert(str(tmp_path / "two.db"), str(tmp_path / "y.jsonl"))
+
+
+def test_columns_that_some_rows_lack_are_kept_or_named(tmp_path):
+    source, target = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    source.write_text('{"q": "a"}\n{"q": "b", "hint": "h"}\n')
+    assert convert(str(source), str(target)) == ("tasks", 2)
+    rows = open_rows(str(target))
+    assert [rows[0], rows[1]] == [{"q": "a", "hint": None}, {"q": "b", "hint": "h"}]
+    late = tmp_path / "late.jsonl"
+    late.write_text('{"q": "a"}\n' * 500 + '{"q": "b", "hint": "h"}\n')
+    with pytest.raises(DataError, match="has 'hint', which the first 500 rows have not"):
+        convert(str(late), str(tmp_path / "late.parquet"))

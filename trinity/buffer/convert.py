@@ -143,13 +143,16 @@ def _into_parquet(path: Path, chunks: Iterator[list[Row]]) -> int:
     import pyarrow.parquet
 
     writer = None
+    columns: list[str] = []
     count = 0
     try:
         for rows in chunks:
             flat = [_flat(row) for row in rows]
+            columns = columns or list(dict.fromkeys(name for row in flat for name in row))
+            even = [_in_columns(row, columns) for row in flat]
             try:
                 schema = writer.schema if writer is not None else None
-                table = pa.Table.from_pylist(flat, schema=schema)
+                table = pa.Table.from_pylist(even, schema=schema)
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise DataError(
                     f"The values of a column differ in type from row to row: {error}. "
@@ -163,6 +166,17 @@ def _into_parquet(path: Path, chunks: Iterator[list[Row]]) -> int:
         if writer is not None:
             writer.close()
     return count
+
+
+def _in_columns(row: Row, columns: Sequence[str]) -> Row:
+    """The row with null where it has no value: Arrow takes the names of the first row alone."""
+    new = [name for name in row if name not in columns]
+    if new:
+        raise DataError(
+            f"A row has {new[0]!r}, which the first {_CHUNK_ROWS} rows have not. "
+            "Write .jsonl instead."
+        )
+    return {name: row.get(name) for name in columns}
 
 
 def _flat(row: Row) -> Row:
