@@ -107,6 +107,9 @@ async def test_a_resume_with_other_data_is_refused(tmp_path: Path):
     state = scheduler(section(file(tmp_path / "a", 3))).state_dict()
     with pytest.raises(DataError, match="has 4 rows, but had 3"):
         scheduler(section(file(tmp_path / "a", 4))).load_state_dict(state)
+    more = [section(file(tmp_path / name, 3)) for name in ("a", "b")]
+    with pytest.raises(DataError, match="2 tasksets now, but there were 1"):
+        scheduler(*more).load_state_dict(state)
 
 
 async def test_pass_rates_reach_the_selector_of_their_taskset(tmp_path: Path):

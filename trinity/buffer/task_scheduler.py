@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from trinity.buffer.rows import DataError
 from trinity.buffer.taskset import Taskset, open_taskset
 from trinity.common.config.buffer import TasksetConfig
 from trinity.common.constants import SELECTOR_METRIC
@@ -76,6 +77,12 @@ class TaskScheduler:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         saved = state["tasksets"]
         assert isinstance(saved, list)
+        if len(saved) != len(self.tasksets):
+            raise DataError(
+                f"There are {len(self.tasksets)} tasksets now, but there were {len(saved)} when "
+                "the checkpoint was saved: where each of them stands can't be told. Restore them, "
+                "or start under a new name."
+            )
         for taskset, inner in zip(self.tasksets, saved, strict=True):
             taskset.load_state_dict(inner)
         self.step = int(state["step"])  # type: ignore[call-overload]  # from state_dict
