@@ -98,6 +98,18 @@ class TrainBatch:
         """Token ids of each row."""
         return list(self.tokens.split(self.lengths.tolist()))
 
+    def require_tokens_below(self, vocabulary_size: int) -> None:
+        """`ValueError` for a token that a model does not have: kernels would read past its end."""
+        if not self.num_tokens:
+            return
+        least, most = (int(bound) for bound in self.tokens.aminmax())
+        if least < 0 or most >= vocabulary_size:
+            wrong = least if least < 0 else most
+            raise ValueError(
+                f"An experience has the token {wrong}, but the model's are 0 to "
+                f"{vocabulary_size - 1}: whatever made it has another tokenizer than the model."
+            )
+
     def with_columns(self, **columns: Tensor) -> "TrainBatch":
         """The same rows with further, or replaced, columns."""
         for name, column in columns.items():

@@ -66,6 +66,21 @@ def _in_task(experience: Experience, task: int) -> Experience:
     return experience
 
 
+@pytest.mark.parametrize(("place", "token"), [(-1, 10**6), (-1, 97), (3, 10**6), (-1, -5)])
+async def test_tokens_that_the_model_does_not_have_are_told(tmp_path, place, token):
+    """The last of a row is only looked up in the logits: a kernel would read past their end."""
+    folder, rows = model_folder(tmp_path / "model", head_dim=16), groups()
+    rows[1].tokens[place] = token
+    batch = TrainBatch.from_experiences(rows)
+    engine = TorchTrainEngine(settings(folder, dtype="bfloat16"))
+    await engine.prepare()
+    told = f"the token {token}, but the model's are 0 to 96: .* another tokenizer"
+    with pytest.raises(ValueError, match=told):
+        await engine.forward_backward(batch, GRPO)
+    with pytest.raises(ValueError, match=told):
+        await engine.forward(batch)
+
+
 async def test_each_row_is_scored_at_the_temperature_it_was_sampled_at(tmp_path):
     """Expert rows tell none; those beside them keep theirs."""
     folder, rows = model_folder(tmp_path / "model"), groups()

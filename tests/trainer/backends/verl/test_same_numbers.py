@@ -74,6 +74,14 @@ async def test_micro_batches_by_rows_with_temperatures_of_their_own(tmp_path, ma
             assert_same([found], [wanted])
 
 
+async def test_tokens_that_the_model_does_not_have_are_told(tmp_path):
+    given, batch = settings(model_folder(tmp_path / "model")), rows(0)
+    batch.tokens[-1] = 10**6
+    async with verl_engine(given) as engine:
+        with pytest.raises(Exception, match="the token 1000000, but the model's are 0 to"):
+            await engine.forward_backward(batch, GRPO)
+
+
 @pytest.mark.parametrize("loss", ["dpo", "gspo", "mix", "best_tokens"])
 async def test_losses_over_pairs_sequences_parts_and_the_whole_batch(tmp_path, loss):
     objective = Objective(BestTokens() if loss == "best_tokens" else POLICY_LOSS_FN.get(loss)())

@@ -220,7 +220,12 @@ class PackedModel(ABC):
         return 0 if self._gathering is None else self._gathering.coming_bytes
 
     def pack(self, batch: TrainBatch) -> PackedRows:
-        """The rows of ``batch`` as one."""
+        """The rows of ``batch`` as one.
+
+        Raises:
+            ValueError: A token is none of the model's.
+        """
+        batch.require_tokens_below(self.model.config.get_text_config().vocab_size)
         packed = pack_rows(batch, self.shares_prefixes)
         if PIXELS in batch:
             packed.images = pack_images(batch, packed.segments, self.model.config.image_token_id)

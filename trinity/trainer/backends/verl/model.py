@@ -161,6 +161,7 @@ class VerlModel:
     def _data(
         self, batch: TrainBatch, rows: Sequence[int], rule: MicroBatchRule, entropy: bool
     ) -> Any:
+        batch.require_tokens_below(self._configs.model.hf_config.get_text_config().vocab_size)
         way = Way(
             rule,
             self._settings.temperature,
