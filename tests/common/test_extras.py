@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 from trinity.common.errors import MissingExtraError
@@ -9,6 +11,11 @@ def test_an_absent_package_is_named_with_the_extra_that_brings_it():
         needed("no_such.part", "games", "Games")
     with pytest.raises(MissingExtraError, match="'shown'"):
         needed("no_such", "games", package="shown")
+
+
+def test_who_asked_is_told_in_another_process_too():
+    error = MissingExtraError("shown", "games", "Games")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_what_an_installed_package_lacks_is_not_blamed_on_the_package(tmp_path, monkeypatch):

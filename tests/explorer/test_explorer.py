@@ -265,6 +265,45 @@ async def test_a_run_in_which_every_task_fails_ends_with_the_cause():
         await scene.explorer.run()
 
 
+def failing(scene: "Scene", *steps: int) -> None:
+    """Every task of these steps fails, and those of others don't."""
+    answer = scene.scheduler.collect
+
+    async def collect(batch_id: int | str, **how: float) -> BatchResult:
+        if batch_id not in steps:
+            return await answer(batch_id, **how)
+        return BatchResult([], [TaskStatus(0, False, 3, 0.1, "no such tool", [], Task())], {})
+
+    scene.scheduler.collect = collect
+
+
+async def test_a_run_too_short_to_fail_for_long_ends_with_the_cause_too():
+    scene = Scene(steps=2, schedule=SyncSchedule(SyncStyle.TRAINER_DRIVEN))
+    failing(scene, 1, 2)
+    with pytest.raises(RuntimeError, match=r"in all 2 steps of this run.*no such tool"):
+        await scene.explorer.run()
+
+
+async def test_a_run_of_which_one_step_gave_something_ends_well():
+    scene = Scene(steps=2, schedule=SyncSchedule(SyncStyle.TRAINER_DRIVEN))
+    failing(scene, 2)
+    await scene.board.close("done")
+    await scene.explorer.run()
+
+
+async def test_failures_are_no_error_of_a_run_that_is_stopped():
+    scene = Scene(steps=2, schedule=SyncSchedule(SyncStyle.TRAINER_DRIVEN))
+    failing(scene, 1)
+    answer = scene.scheduler.collect
+
+    async def collect(batch_id: int | str, **how: float) -> BatchResult:
+        scene.explorer.stop()
+        return await answer(batch_id, **how)
+
+    scene.scheduler.collect = collect
+    await scene.explorer.run()
+
+
 async def test_what_takes_long_is_shown_and_taken_away(monkeypatch):
     monkeypatch.setattr(progress, "_EVERY_S", 0.01)
     scene = Scene(steps=1, eval_on_startup=False)

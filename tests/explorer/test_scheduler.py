@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.explorer.fakes import Blocking, EchoModel, Group, Single, task
+from trinity.common.errors import NotSetUpError
+from trinity.common.experience import Experience
 from trinity.common.rewards import RewardError
 from trinity.common.workflows import Workflow
 from trinity.explorer.pool import NoRunners, RunnerPool
@@ -296,6 +298,21 @@ async def test_a_reward_that_must_not_fail_ends_the_batch(closing):
     one.reward_fn, one.reward_fn_args = broken, {"on_error": "raise"}
     with pytest.raises(RewardError, match="judge is away"):
         await collect(scheduler, [one, task()])
+
+
+async def test_what_all_runs_lack_ends_the_job_at_the_first(closing):
+    class NeedsAGame(Workflow):
+        attempts = 0
+
+        def run(self) -> list[Experience]:
+            NeedsAGame.attempts += 1
+            raise NotSetUpError("There is no game. Get one.")
+
+    scheduler = closing(make(max_retry_times=2))
+    await scheduler.prepare()
+    with pytest.raises(NotSetUpError, match=r"^There is no game\. Get one\.$"):
+        await collect(scheduler, [task(NeedsAGame, repeat_times=1)])
+    assert NeedsAGame.attempts == 1
 
 
 async def test_an_unknown_workflow_fails_by_name(closing):

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.workflows.test_built_in import rewards, run
+from trinity.common.errors import NotSetUpError
 from trinity.common.models.fake import FakeModel
 from trinity.common.rewards import RewardError
 from trinity.common.workflows import Task
-from trinity.workflows.judge.judge import json_in, judged, scores_in
+from trinity.workflows.judge.judge import ServiceJudge, json_in, judged, scores_in
 
 QUESTION = [{"role": "user", "content": "Which?"}]
 
@@ -85,6 +86,13 @@ def service(monkeypatch):
     yield module
     server.shutdown()
     server.server_close()
+
+
+async def test_a_service_without_its_variables_is_named(monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.delenv("NO_SUCH_JUDGE", raising=False)
+    with pytest.raises(NotSetUpError, match="environment variable NO_SUCH_JUDGE"):
+        ServiceJudge("any", "NO_SUCH_JUDGE", "PATH")
 
 
 async def test_the_judge_of_the_examples_over_http(service):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.workflows.agent_fakes import AgentModel
 from tests.workflows.test_built_in import run
-from trinity.common.errors import TrinityError
+from trinity.common.errors import NotSetUpError
 from trinity.common.models.fake import FakeModel
 from trinity.common.workflows import Task
 from trinity.workflows.envs.text_game import TextGameWorkflow
@@ -74,7 +74,7 @@ async def test_a_second_try_after_a_reflection():
 )
 async def test_worlds_that_are_not_there_say_how_to_get_them(name, row, hint):
     workflow = Task(workflow=name, raw_task=row).to_workflow(FakeModel(["x"]))
-    with pytest.raises(TrinityError, match=hint):
+    with pytest.raises(NotSetUpError, match=hint):
         await workflow.run_async()
 
 
@@ -85,6 +85,27 @@ def database(tmp_path):
         connection.execute("create table goods (name text, price int)")
         connection.executemany("insert into goods values (?, ?)", [("tea", 3), ("cake", 5)])
     return path
+
+
+async def test_a_folder_of_databases_that_is_not_there_ends_the_job_a_single_one_does_not(tmp_path):
+    async def begin(folder):
+        row = {"prompt": "q", "response": "select 1", "database": "absent.db"}
+        arguments = {"database_dir": str(folder)}
+        task = Task(workflow="intercode_sql_workflow", raw_task=row, workflow_args=arguments)
+        return await task.to_workflow(FakeModel(["x"])).run_async()
+
+    with pytest.raises(NotSetUpError, match=r"no folder .*nowhere.*workflow_args\.database_dir"):
+        await begin(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"no database .*absent\.db"):
+        await begin(tmp_path)
+
+
+async def test_a_game_of_alfworld_that_is_not_there_is_the_fault_of_its_row(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    row = {"game_file": "x/game.tw-pddl"}
+    task = Task(workflow="alfworld_workflow", raw_task=row)
+    with pytest.raises(ValueError, match="no game"):
+        await task.to_workflow(FakeModel(["x"])).run_async()
 
 
 async def test_sql(database):
@@ -142,7 +163,7 @@ async def test_mailbox(tmp_path):
 async def test_search_needs_its_service(monkeypatch):
     monkeypatch.delenv("SEARXNG_BASE_URL", raising=False)
     task = Task(workflow="agentscope_v1_react_search_workflow", raw_task={"prompt": "q"})
-    with pytest.raises(ValueError, match="SEARXNG_BASE_URL"):
+    with pytest.raises(NotSetUpError, match="SEARXNG_BASE_URL"):
         await task.to_workflow(AgentModel(["x"])).run_async()
 
 

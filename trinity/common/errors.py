@@ -64,21 +64,28 @@ class ConfigError(TrinityError, ValueError):
         return "\n".join([f"{count} {noun}{where}", *map(str, self.problems)])
 
 
-class MissingExtraError(TrinityError, ImportError):
-    """An optional package is asked for and not installed."""
+class NotSetUpError(TrinityError):
+    """What all runs of a workflow need is not there: a package, a database, a variable.
+
+    The text says how to get it. Raised in a workflow, it ends the job at the first run.
+    """
 
     exit_code = 2
 
+
+class MissingExtraError(NotSetUpError, ImportError):
+    """An optional package is asked for and not installed."""
+
     def __init__(self, package: str, extra: str, wanted_by: str = "") -> None:
-        self.package, self.extra = package, extra
+        self.package, self.extra, self.wanted_by = package, extra, wanted_by
         needs = f"{wanted_by} needs" if wanted_by else "This needs"
         super().__init__(
             f"{needs} the package {package!r}, which is not installed. "
             f"Install it with: pip install 'trinity-rft[{extra}]'"
         )
 
-    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
-        return type(self), (self.package, self.extra)
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str, str]]:
+        return type(self), (self.package, self.extra, self.wanted_by)
 
 
 class DeadlineError(TrinityError, TimeoutError):

@@ -128,6 +128,7 @@ class Explorer:
     version: int = 0
     _evaluated: tuple[int, int] | None = None
     _failed_steps: int = 0
+    _last_failure: str = ""
     _is_stopping: bool = False
     _is_trained: bool = False
     _finished_state: dict[str, object] | None = None
@@ -158,6 +159,7 @@ class Explorer:
     async def run(self) -> None:
         """All steps, in order; the experience writer is closed at the end."""
         await self.take_newest_weights()
+        before = self.step
         if self.step == 0 and self.settings.eval_on_startup:
             await self.evaluate()
         while not self._is_done():
@@ -178,6 +180,7 @@ class Explorer:
             if not is_open:
                 break
             await self._evaluate_if_due()
+        self._refuse_failure_throughout(self.step - before)
         await self._finish()
 
     def _tell(self, metrics: Metrics) -> None:
@@ -243,11 +246,26 @@ class Explorer:
         failed = [status for status in result.statuses if not status.ok]
         is_all = bool(failed) and len(failed) == len(result.statuses)
         self._failed_steps = self._failed_steps + 1 if is_all else 0
+        if is_all:
+            self._last_failure = failed[-1].message
         if self._failed_steps >= _MAX_FAILED_STEPS:
-            raise RuntimeError(
-                f"All {len(failed)} tasks failed in {self._failed_steps} steps in a row; see "
-                f"explorer.log and explorer_runner_*.log. The last one: {failed[-1].message}"
-            )
+            raise self._failure(f"{self._failed_steps} steps in a row")
+
+    def _refuse_failure_throughout(self, num_steps: int) -> None:
+        """End a run that was too short for `_refuse_endless_failure`, and in which all failed.
+
+        Raises:
+            RuntimeError: With what the last task failed of.
+        """
+        if num_steps and self._failed_steps == num_steps and not self._is_stopping:
+            steps = "the only step" if num_steps == 1 else f"all {num_steps} steps"
+            raise self._failure(f"{steps} of this run")
+
+    def _failure(self, where: str) -> RuntimeError:
+        return RuntimeError(
+            f"All tasks failed in {where}; see explorer.log and explorer_runner_*.log. "
+            f"The last one: {self._last_failure}"
+        )
 
     def _rollout_metrics(self, result: BatchResult, seconds: float) -> Metrics:
         """The scheduler's metrics of the batch, and what the explorer alone knows."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from trinity.common.errors import NotSetUpError
 from trinity.common.experience import Experience, serialize_many
 from trinity.common.rewards import RewardError
 from trinity.common.workflows import Task, Workflow
@@ -316,6 +317,7 @@ class WorkflowRunner:
             error=shown,
             is_timeout=isinstance(error, CallTimeout),
             is_fatal=isinstance(error, RewardError) and error.is_fatal,
+            is_not_set_up=isinstance(error, NotSetUpError),
             seconds=seconds,
         )
         return {run: _Outcome(replace(result, run=run), []) for run in runs}
@@ -362,7 +364,7 @@ def _texts(task: Task, error: Exception) -> tuple[str, str]:
     """What is told of a failed run, with the user's frames alone, and what its log has."""
     if isinstance(error, CallTimeout):
         text = f"{_name(task.workflow)}: {error} (explorer.max_timeout)"
-    elif isinstance(error, NoExperiences):
+    elif isinstance(error, NoExperiences | NotSetUpError):
         text = str(error)
     else:
         shown = traceback_without(error, is_of_trinity)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from trinity.common.errors import NotSetUpError
 from trinity.common.experience import Experience, deserialize_many
 from trinity.common.rewards import RewardError
 from trinity.common.workflows import Task
@@ -233,6 +234,8 @@ class Scheduler:
             self._remember(state.task, result.runs)
             if fatal := next((run for run in result.runs if run.is_fatal), None):
                 raise RewardError(f"Task {state.task.task_id}: {fatal.error}", is_fatal=True)
+            if lacking := next((run for run in result.runs if run.is_not_set_up), None):
+                raise NotSetUpError(lacking.error)
             runs = tuple(run.run for run in result.runs if run.error is not None)
             if state.is_cut or attempt == self._settings.max_retry_times:
                 return

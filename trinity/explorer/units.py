@@ -30,13 +30,15 @@ class Unit:
 class RunResult:
     """What became of one run.
 
-    ``error`` is None if it succeeded; ``dropped`` lists why samples of it were left out.
+    ``error`` is None if it succeeded; ``dropped`` lists why samples of it were left out. With
+    ``is_fatal`` or ``is_not_set_up`` the job ends with the error.
     """
 
     run: int
     error: str | None = None
     is_timeout: bool = False
     is_fatal: bool = False
+    is_not_set_up: bool = False
     seconds: float = 0.0
     num_experiences: int = 0
     metrics: list[dict[str, float]] = field(default_factory=list)

@@ -10,7 +10,7 @@ from trinity.common.extras import needed
 from trinity.workflows.agent.react import AgentWorkflow
 from trinity.workflows.agent.tools import Tool, load_tools
 
-_ASKED_BY = "the AgentScope workflows"
+_ASKED_BY = "An AgentScope workflow"
 _SYSTEM_PROMPTS = {
     "gsm8k": "Solve the math problem. You may run Python. Put the final number inside \\boxed{}.",
     "": "Solve the task, with tools where they help. Put the final answer inside \\boxed{}.",

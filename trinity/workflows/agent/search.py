@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trinity.common.errors import NotSetUpError
 from trinity.workflows.agent.react import ReActWorkflow
 from trinity.workflows.agent.tools import Tool
 
@@ -37,7 +38,7 @@ class WebSearchWorkflow(ReActWorkflow):
         variable, search = _CLIENTS[kind]
         secret = os.environ.get(variable)
         if not secret:
-            raise ValueError(f"The {kind} search needs the environment variable {variable}.")
+            raise NotSetUpError(f"The {kind} search needs the environment variable {variable}.")
         count = int(arguments.get("num_results", 5))
 
         async def web_search(query: str) -> str:
@@ -92,7 +93,7 @@ class EmailSearchWorkflow(ReActWorkflow):
         arguments = self.task.workflow_args
         path = Path(str(arguments.get("database", "")))
         if not path.is_file():
-            raise ValueError(
+            raise NotSetUpError(
                 f"email_search_workflow needs workflow_args.database, but {path} is no SQLite file."
             )
         mailbox = _Mailbox(path, self.task.raw_task.get("inbox"))

@@ -5,6 +5,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trinity.common.errors import NotSetUpError
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
 
 _QUERY = re.compile(r"```sql\s*\n(.*?)```", re.S | re.I)
@@ -33,6 +34,11 @@ class SQLWorkflow(EnvWorkflow):
 
     def begin(self) -> Messages:
         folder = Path(self.task.workflow_args.get("database_dir", "."))
+        if not folder.is_dir():
+            raise NotSetUpError(
+                f"There is no folder {folder.resolve()} of databases; make it, or set "
+                "workflow_args.database_dir."
+            )
         path = (folder / str(self.task.raw_task["database"])).resolve()
         if not path.is_file():
             raise ValueError(f"There is no database {path}; set workflow_args.database_dir.")

@@ -3,7 +3,6 @@
 import re
 from typing import ClassVar, Protocol
 
-from trinity.common.errors import TrinityError
 from trinity.common.experience import Experience
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
 
@@ -13,10 +12,6 @@ _REFLECT = (
     "You did not reach the goal. In a few sentences, say what went wrong and what you will do "
     "differently next time."
 )
-
-
-class MissingWorldError(TrinityError):
-    """A world's package or data is not installed; the text says how to get it."""
 
 
 class TextGame(Protocol):
@@ -51,7 +46,7 @@ class TextGameWorkflow(EnvWorkflow):
         """The world of this task.
 
         Raises:
-            MissingWorldError: Its package or data is not there.
+            NotSetUpError: Its package or data is not there.
         """
         raise NotImplementedError
 

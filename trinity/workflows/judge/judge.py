@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trinity.common.errors import NotSetUpError
 from trinity.common.experience import Experience
 from trinity.common.extras import needed
 from trinity.common.rewards import RewardError, RewardPolicy, Scorer
@@ -63,7 +64,7 @@ class ServiceJudge:
         openai = needed("openai", "openai", "rubric_judge_openai_workflow")
         missing = [name for name in (base_url_env, api_key_env) if not os.environ.get(name)]
         if missing:
-            raise ValueError(f"The judge needs the environment variable {' and '.join(missing)}.")
+            raise NotSetUpError(f"The judge needs the environment variable {' and '.join(missing)}.")
         self._client = openai.AsyncOpenAI(
             base_url=os.environ[base_url_env], api_key=os.environ[api_key_env], max_retries=3
         )

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trinity.common.errors import NotSetUpError
 from trinity.common.workflows import Task
-from trinity.workflows.envs.text_game import MissingWorldError, TextGame, TextGameWorkflow
+from trinity.workflows.envs.text_game import TextGame, TextGameWorkflow
 
 _HOW = (
     "alfworld_workflow needs ALFWorld: pip install alfworld, then alfworld-download, which puts "
@@ -51,9 +52,11 @@ def _game_file(task: Task) -> Path:
     if not name:
         raise ValueError("alfworld_workflow needs the column game_file.")
     root = Path(os.environ.get("ALFWORLD_DATA", "~/.cache/alfworld")).expanduser()
+    if not root.is_dir():
+        raise NotSetUpError(f"There is no folder {root}. {_HOW}")
     path = root / str(name)
     if not path.is_file():
-        raise MissingWorldError(f"There is no game {path}. {_HOW}")
+        raise ValueError(f"There is no game {path}. {_HOW}")
     return path
 
 
@@ -64,7 +67,7 @@ class _Game:
             import textworld.gym
             from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         except ImportError as error:
-            raise MissingWorldError(_HOW) from error
+            raise NotSetUpError(_HOW) from error
         wanted = textworld.EnvInfos(won=True, admissible_commands=True)
         name = textworld.gym.register_game(
             str(path), wanted, max_episode_steps=max_steps, wrappers=[AlfredDemangler()]

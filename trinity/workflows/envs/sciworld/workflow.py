@@ -3,7 +3,8 @@
 import shutil
 from typing import ClassVar
 
-from trinity.workflows.envs.text_game import MissingWorldError, TextGame, TextGameWorkflow
+from trinity.common.errors import NotSetUpError
+from trinity.workflows.envs.text_game import TextGame, TextGameWorkflow
 
 _HOW = (
     "sciworld_workflow needs ScienceWorld and Java: pip install scienceworld, and a Java runtime "
@@ -35,9 +36,9 @@ class _Game:
         try:
             from scienceworld import ScienceWorldEnv
         except ImportError as error:
-            raise MissingWorldError(_HOW) from error
+            raise NotSetUpError(_HOW) from error
         if shutil.which("java") is None:
-            raise MissingWorldError(_HOW)
+            raise NotSetUpError(_HOW)
         self._env = ScienceWorldEnv("", envStepLimit=max_steps)
         self._env.load(name, variation, simplification)
 

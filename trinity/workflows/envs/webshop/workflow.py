@@ -4,7 +4,8 @@ import os
 import sys
 from typing import ClassVar
 
-from trinity.workflows.envs.text_game import MissingWorldError, TextGame, TextGameWorkflow
+from trinity.common.errors import NotSetUpError
+from trinity.workflows.envs.text_game import TextGame, TextGameWorkflow
 
 _HOW = (
     "webshop_workflow needs WebShop: clone https://github.com/princeton-nlp/WebShop, run its "
@@ -37,7 +38,7 @@ class _Game:
         try:
             from web_agent_site.envs import WebAgentTextEnv
         except ImportError as error:
-            raise MissingWorldError(_HOW) from error
+            raise NotSetUpError(_HOW) from error
         self._session = session
         self._env = WebAgentTextEnv(observation_mode="text", num_products=num_products)
 
