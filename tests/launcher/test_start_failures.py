@@ -13,13 +13,20 @@ from trinity.launcher.plan import make_plan
 
 
 def problems(root: Path, model: str, **rollout: object) -> dict[str, str]:
+    return problems_of(root, model, {"rollout_model": {"engine_type": "torch", **rollout}})
+
+
+def problems_of(
+    root: Path, model: str, explorer: dict[str, object], ray_address: str = "local"
+) -> dict[str, str]:
     config = {
+        "cluster": {"ray_address": ray_address},
         "checkpoint_root_dir": str(root / "jobs"),
         "mode": "explore",
         "model": {"model_path": model, "max_model_len": 64},
         "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
         "buffer": {"batch_size": 2, "total_steps": 1},
-        "explorer": {"rollout_model": {"engine_type": "torch", **rollout}},
+        "explorer": explorer,
     }
     plan = make_plan(Config.model_validate(config), found_gpus=0)
     return {p.key: f"{p.message} {p.fix}" for p in find_start_problems(plan.config)}
@@ -35,6 +42,26 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         key = "explorer.rollout_model.base_port"
         assert f"Port {port} is in use" in found[key] and "Name a free port" in found[key]
         assert key not in problems(tmp_path, model, base_port=port)  # no API: nobody listens
+
+
+def test_a_service_without_its_variables_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_folder(tmp_path / "model")
+    service = {"base_url_env": "A_JUDGE_URL", "api_key_env": "A_JUDGE_KEY", "model_name": "judge"}
+    judge = {"engine_type": "openai", "external_model_config": service}
+    explorer = {"rollout_model": {"engine_type": "torch"}, "auxiliary_models": [judge]}
+    key = "explorer.auxiliary_models.0.external_model_config"
+    monkeypatch.delenv("A_JUDGE_URL", raising=False)
+    monkeypatch.delenv("A_JUDGE_KEY", raising=False)
+    found = problems_of(tmp_path, model, explorer)
+    assert "A_JUDGE_URL is not set" in found[f"{key}.base_url_env"]
+    assert "A_JUDGE_KEY is not set" in found[f"{key}.api_key_env"]
+    elsewhere = problems_of(tmp_path, model, explorer, "10.0.0.1:6379")
+    assert f"{key}.base_url_env" not in elsewhere  # that cluster may have them
+    monkeypatch.setenv("A_JUDGE_URL", "http://127.0.0.1:1/v1")
+    found = problems_of(tmp_path, model, explorer)
+    assert f"{key}.base_url_env" not in found and f"{key}.api_key_env" in found
 
 
 def test_a_cluster_of_the_runs_own_has_no_more_gpus_than_this_machine(

@@ -5,6 +5,7 @@ asked. Nothing is written and nothing is started.
 """
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from trinity.common.errors import Problem
 from trinity.common.workflows import check_workflow
 from trinity.engine.tinker.settings import KEY_VARIABLES, has_key
 from trinity.launcher.check_chat import chat_problems
-from trinity.launcher.hardware import is_port_free
+from trinity.launcher.hardware import OWN_CLUSTER, asked_cluster, is_port_free
 from trinity.launcher.job import writable_problem
 from trinity.utils.hub import hub_problem
 from trinity.utils.monitor import check_monitor_args
@@ -54,6 +55,7 @@ def find_start_problems(config: Config) -> list[Problem]:
         *find_unread(config),
         *_package_problems(config),
         *_key_problems(config),
+        *_variable_problems(config),
         *_unbuilt_problems(config),
         *_model_problems(config),
         *chat_problems(config),
@@ -116,6 +118,25 @@ def _key_problems(config: Config) -> Iterator[Problem]:
         names = " nor ".join(KEY_VARIABLES)
         message = f"The Tinker service needs a key, and neither {names} is set."
         yield Problem("model.tinker.enable", message, f"export {KEY_VARIABLES[0]}=tml-...")
+
+
+def _variable_problems(config: Config) -> Iterator[Problem]:
+    """Address and key of outside models. A cluster that is joined may have them where it runs."""
+    from trinity.launcher.cluster import running_cluster  # it brings Ray
+
+    asked = [
+        (f"{key}.external_model_config.{name}", getattr(model.external_model_config, name))
+        for key, model in (_engines(config) if config.mode.explores else [])
+        if model.engine_type is EngineType.OPENAI
+        for name in ("base_url_env", "api_key_env")
+    ]
+    absent = [(key, variable) for key, variable in asked if not os.environ.get(variable)]
+    is_joined = asked_cluster(config.cluster.ray_address) not in (None, OWN_CLUSTER)
+    if not absent or is_joined or running_cluster() is not None:
+        return
+    for key, variable in absent:
+        message = f"The environment variable {variable} is not set: an outside model needs it."
+        yield Problem(key, message, f"export {variable}=...", variable)
 
 
 def _unbuilt_problems(config: Config) -> Iterator[Problem]:
