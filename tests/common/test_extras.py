@@ -26,5 +26,14 @@ def test_what_an_installed_package_lacks_is_not_blamed_on_the_package(tmp_path, 
     assert not isinstance(found.value, MissingExtraError)
 
 
+def test_warnings_of_the_compiler_about_a_package_are_not_for_the_user(
+    tmp_path, monkeypatch, recwarn
+):
+    (tmp_path / "sloppy_here.py").write_text("same = 1\nfound = same is 'one'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert needed("sloppy_here", "games").found is False
+    assert not recwarn.list
+
+
 def test_a_part_is_given_as_it_is():
     assert needed("json.decoder", "core").JSONDecoder().decode("1") == 1

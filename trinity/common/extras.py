@@ -1,5 +1,6 @@
 """Packages that not every installation has: imported when they are asked for."""
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +21,10 @@ def needed(module: str, extra: str, wanted_by: str = "", *, package: str = "") -
     """
     top = module.partition(".")[0]
     try:
-        return import_module(module)
+        with warnings.catch_warnings():
+            # The compiler's, of source that nobody here can mend: shown at the first import.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return import_module(module)
     except ImportError as error:
         if error.name and error.name.partition(".")[0] != top:
             raise

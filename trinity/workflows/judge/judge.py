@@ -64,7 +64,8 @@ class ServiceJudge:
         openai = needed("openai", "openai", "rubric_judge_openai_workflow")
         missing = [name for name in (base_url_env, api_key_env) if not os.environ.get(name)]
         if missing:
-            raise NotSetUpError(f"The judge needs the environment variable {' and '.join(missing)}.")
+            names = " and ".join(missing)
+            raise NotSetUpError(f"The judge needs the environment variable {names}.")
         self._client = openai.AsyncOpenAI(
             base_url=os.environ[base_url_env], api_key=os.environ[api_key_env], max_retries=3
         )
