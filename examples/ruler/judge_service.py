@@ -73,5 +73,11 @@ class Judge(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8020
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Judge)
+    except OSError as error:
+        sys.exit(
+            f"Port {port} can't be had ({error.strerror}). Name another: judge_service.py {port + 1}"
+        )
     print(f"export JUDGE_BASE_URL=http://127.0.0.1:{port}/v1 JUDGE_API_KEY=none", flush=True)
-    ThreadingHTTPServer(("127.0.0.1", port), Judge).serve_forever()
+    server.serve_forever()

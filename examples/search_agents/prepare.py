@@ -23,3 +23,4 @@ def make(path: Path = MAILBOX) -> None:
 
 if __name__ == "__main__":
     make()
+    print(f"The mailbox is {MAILBOX}.")

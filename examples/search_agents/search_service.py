@@ -36,5 +36,11 @@ class Search(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8021
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Search)
+    except OSError as error:
+        sys.exit(
+            f"Port {port} can't be had ({error.strerror}). Name another: search_service.py {port + 1}"
+        )
     print(f"export SEARXNG_BASE_URL=http://127.0.0.1:{port}", flush=True)
-    ThreadingHTTPServer(("127.0.0.1", port), Search).serve_forever()
+    server.serve_forever()

@@ -17,3 +17,4 @@ def make(path: Path = DATABASE) -> None:
 
 if __name__ == "__main__":
     make()
+    print(f"The database is {DATABASE}.")

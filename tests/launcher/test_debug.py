@@ -85,6 +85,17 @@ async def test_mistakes_and_failures_are_shown(config, tmp_path):
     assert "needs a judge" in console.export_text()
 
 
+async def test_an_agent_that_wants_a_client_is_told_that_scripted_models_have_none(
+    config, tmp_path
+):
+    loaded = config("buffer.explorer_input.taskset.default_workflow_type=react_workflow")
+    console = Console(record=True, width=200)
+    with pytest.raises(DebugError):
+        await debug_workflow(DebugRun(loaded, fake=("x",), output=tmp_path / "out"), console)
+    shown = console.export_text()
+    assert "scripted model has no OpenAI client" in shown and "without --fake" in shown
+
+
 async def test_an_engine_is_used_from_another_terminal(tmp_path):
     engine = FakeEngine([[5, 6], [7]], end_ids=[7])
     server = EngineServer(engine, tmp_path / "e.sock")

@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from trinity.common.errors import NotSetUpError
 from trinity.common.experience import Experience
 from trinity.common.models.messages import Messages, Tools, content_text
 from trinity.common.models.protocol import Completion, SamplingParams, WeightTicket
 from trinity.common.models.settings import ModelSettings
 from trinity.utils.threads import run_sync
+
+_NO_CLIENT = (
+    "A scripted model has no OpenAI client, which this workflow asks for. Try it on a real model, "
+    "without --fake."
+)
 
 Script = Sequence[str] | Callable[[Messages], str]
 
@@ -131,6 +137,16 @@ class FakeModel:
 
     async def clean_workflow_state(self) -> None:
         self._state, self._history = {}, []
+
+    def get_openai_client(self) -> NoReturn:
+        raise NotSetUpError(_NO_CLIENT)
+
+    def get_openai_async_client(self) -> NoReturn:
+        raise NotSetUpError(_NO_CLIENT)
+
+    @property
+    def api_address(self) -> NoReturn:
+        raise NotSetUpError(_NO_CLIENT)
 
     def _next(self, messages: Messages) -> str:
         if callable(self._replies):
