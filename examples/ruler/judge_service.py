@@ -76,8 +76,6 @@ if __name__ == "__main__":
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Judge)
     except OSError as error:
-        sys.exit(
-            f"Port {port} can't be had ({error.strerror}). Name another: judge_service.py {port + 1}"
-        )
+        sys.exit(f"Port {port}: {error.strerror}. Name another: judge_service.py {port + 1}")
     print(f"export JUDGE_BASE_URL=http://127.0.0.1:{port}/v1 JUDGE_API_KEY=none", flush=True)
     server.serve_forever()

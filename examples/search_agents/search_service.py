@@ -39,8 +39,6 @@ if __name__ == "__main__":
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Search)
     except OSError as error:
-        sys.exit(
-            f"Port {port} can't be had ({error.strerror}). Name another: search_service.py {port + 1}"
-        )
+        sys.exit(f"Port {port}: {error.strerror}. Name another: search_service.py {port + 1}")
     print(f"export SEARXNG_BASE_URL=http://127.0.0.1:{port}", flush=True)
     server.serve_forever()
