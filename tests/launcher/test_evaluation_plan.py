@@ -54,6 +54,14 @@ def test_on_a_cpu_a_long_evaluation_comes_with_a_way_out() -> None:
     assert len(list(evaluation_lines(plan(), tasks(320), 2))) == 1
 
 
+def test_a_benchmark_is_not_compared_with_steps_that_it_has_none_of() -> None:
+    bench = plan()
+    bench.config.mode = Mode.BENCH
+    assert list(evaluation_lines(bench, tasks(1319), None)) == [
+        "evaluation: gsm (1,319 tasks); for each checkpoint"
+    ]
+
+
 def test_nothing_is_said_where_nothing_is_evaluated() -> None:
     training = plan()
     training.config.mode = Mode.TRAIN

@@ -1,13 +1,17 @@
 """What the plan of a run says on the screen."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from trinity.common.config import Config
 from trinity.launcher.plan import RunPlan, make_plan
-from trinity.launcher.plan_text import _table, speed_hints
+from trinity.launcher.plan_text import _table, show_plan, speed_hints
+from trinity.launcher.screen import Screen
 
 
-def cpu_plan(**sections: dict[str, object]) -> RunPlan:
+def cpu_plan(**sections: object) -> RunPlan:
     data = {
         "model": {"model_path": "m", "max_response_tokens": 1024, "max_model_len": 2048},
         "cluster": {"node_num": 1, "gpu_per_node": 0},
@@ -37,6 +41,15 @@ def test_a_processor_without_bfloat16_is_named_where_it_is_computed_in(
     assert speed_hints(cpu_plan(**float32)) == []
     monkeypatch.setattr("trinity.launcher.plan_text.has_bfloat16", lambda: True)
     assert speed_hints(cpu_plan()) == []
+
+
+def test_a_benchmark_has_no_step_to_tell_of() -> None:
+    def shown(mode: str) -> str:
+        output = io.StringIO()
+        show_plan(cpu_plan(mode=mode), Screen(Console(file=output, width=200)))
+        return output.getvalue()
+
+    assert "a step:" in shown("explore") and "a step:" not in shown("bench")
 
 
 def test_an_outside_service_has_no_number_format_in_the_plan() -> None:

@@ -26,6 +26,8 @@ def evaluation_lines(
         return
     sets = ", ".join(map(_set_text, evals))
     yield f"evaluation: {sets}; {_times(plan, total_steps, is_resumed)}"
+    if plan.config.mode is Mode.BENCH:
+        return
     samples = sum(task.repeat_times for taskset in evals for task in taskset.tasks)
     step = plan.config.buffer.batch_size * (plan.config.algorithm.repeat_times or 1)
     if plan.device == "cpu" and plan.config.mode.explores and samples > _MANY_STEPS * step:

@@ -17,7 +17,8 @@ _MANY_NEW_TOKENS = 200_000  # 135M parameters on two cores: ten minutes of sampl
 def show_plan(plan: RunPlan, screen: Screen, total_steps: int | None = None) -> None:
     """Show what runs where, and say what a step of ``total_steps`` is."""
     screen.show(_table(plan))
-    screen.say(_step(plan, total_steps))
+    if plan.config.mode is not Mode.BENCH:
+        screen.say(_step(plan, total_steps))
     for hint in speed_hints(plan):
         screen.say(hint)
 
