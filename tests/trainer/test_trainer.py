@@ -293,3 +293,16 @@ async def test_a_save_that_failed_at_the_end_does_not_keep_the_engine_from_it():
     with pytest.raises(OSError, match="No space"):
         await subject.close()
     assert subject.engine.calls[-1] == "close"
+
+
+@pytest.mark.parametrize("style", [SyncStyle.FIXED, SyncStyle.EXPLORER_DRIVEN])
+async def test_a_run_that_is_cancelled_reads_no_more(style: SyncStyle):
+    source = FakeSource(0, is_endless=True)
+    subject = trainer(source, style)
+    running = asyncio.create_task(subject.run())
+    while subject._reading is None:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await asyncio.wait({subject._reading}, timeout=5)
+    assert subject._reading.cancelled()

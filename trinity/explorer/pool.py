@@ -103,7 +103,7 @@ class RunnerPool:
         self._report_interval_s = report_interval_s
         self._say = say
         self._hosts: dict[int, _Host] = {}
-        self._waiting: list[_Ticket] = []
+        self._waiting: dict[int, _Ticket] = {}  # in order of arrival
         self._background: set[asyncio.Task[None]] = set()
         self._broken: NoRunners | None = None
         self._logger = get_logger("explorer")
@@ -140,7 +140,7 @@ class RunnerPool:
             raise self._broken
         result = asyncio.get_running_loop().create_future()
         ticket = _Ticket(unit, is_suspect, limit_s + self._grace_s, result)
-        self._waiting.append(ticket)
+        self._waiting[unit.unit_id] = ticket
         self._place_waiting()
         try:
             return await result
@@ -150,11 +150,9 @@ class RunnerPool:
 
     def stop(self, unit_id: int) -> None:
         """Ask for what is done of a unit: it comes as its result, soon."""
-        for ticket in self._waiting:
-            if ticket.unit.unit_id == unit_id:
-                self._waiting.remove(ticket)
-                ticket.result.cancel()
-                return
+        if ticket := self._waiting.pop(unit_id, None):
+            ticket.result.cancel()
+            return
         for host in self._all:
             if unit_id in host.aboard:
                 self._spawn(self._tell_to_stop(host, unit_id))
@@ -183,17 +181,15 @@ class RunnerPool:
     # -- slots ---------------------------------------------------------------------------------
 
     def _place_waiting(self) -> None:
-        left = []
-        for position, ticket in enumerate(self._waiting):
-            host = self._host_for(ticket)
-            if host is None:
-                left.append(ticket)
-                if not ticket.is_suspect:  # no slot for any other either
-                    left += self._waiting[position + 1 :]
-                    break
-                continue
-            self._put_aboard(ticket, host)
-        self._waiting = left
+        placed = []
+        for unit_id, ticket in self._waiting.items():
+            if host := self._host_for(ticket):
+                self._put_aboard(ticket, host)
+                placed.append(unit_id)
+            elif not ticket.is_suspect:  # no slot for any other either
+                break
+        for unit_id in placed:
+            del self._waiting[unit_id]
 
     def _host_for(self, ticket: _Ticket) -> _Host | None:
         free = [
@@ -241,10 +237,11 @@ class RunnerPool:
         return ticket
 
     def _withdraw(self, ticket: _Ticket) -> None:
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
-        elif ticket.host and self._take_off(ticket.host, ticket.unit.unit_id):
-            self._spawn(self._tell_to_stop(ticket.host, ticket.unit.unit_id))
+        unit_id = ticket.unit.unit_id
+        if self._waiting.pop(unit_id, None) is not None:
+            return
+        if ticket.host and self._take_off(ticket.host, unit_id):
+            self._spawn(self._tell_to_stop(ticket.host, unit_id))
             self._place_waiting()
 
     # -- life of a runner ----------------------------------------------------------------------
@@ -271,7 +268,7 @@ class RunnerPool:
             f"Runner {index} did not start, {self._start_attempts} times: {cause}"
         )
         self._broken.__cause__ = cause
-        for ticket in self._waiting:
+        for ticket in self._waiting.values():
             _fail(ticket, self._broken)
         self._waiting.clear()
 

@@ -147,6 +147,7 @@ class Trainer:
                 await self._answer_while_reading(self._reading)
                 experiences, found, rows = await self._reading
         except asyncio.CancelledError:
+            self._reading.cancel()  # else it would go on to take experiences
             if self._is_stopping:
                 raise StopAsyncIteration from None
             raise
