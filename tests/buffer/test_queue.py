@@ -41,7 +41,7 @@ async def test_batches_cross_the_lists_that_were_written():
 async def test_a_read_waits_for_a_full_batch():
     storage = await queue()
     await storage.put(group(3))
-    reading = asyncio.create_task(storage.get(4, 5))
+    reading = asyncio.create_task(storage.get(4, 60))
     await asyncio.sleep(0.02)
     assert not reading.done()
     await storage.put(group(3))
@@ -74,7 +74,7 @@ async def test_the_last_writer_closes_and_leftovers_come_before_the_end():
 async def test_a_waiting_reader_ends_when_the_queue_closes():
     storage = await queue()
     await storage.acquire()
-    reading = asyncio.create_task(storage.get(4, 5))
+    reading = asyncio.create_task(storage.get(4, 60))
     await asyncio.sleep(0.02)
     await storage.release()
     assert await reading is None
@@ -83,7 +83,7 @@ async def test_a_waiting_reader_ends_when_the_queue_closes():
 async def test_a_cancelled_read_takes_nothing():
     storage = await queue()
     await storage.put(group(3))
-    reading = asyncio.create_task(storage.get(4, 5))
+    reading = asyncio.create_task(storage.get(4, 60))
     await asyncio.sleep(0.02)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -99,7 +99,7 @@ async def test_writers_wait_for_room_and_a_large_list_enters_an_empty_queue():
     await asyncio.sleep(0.02)
     assert not writing.done()
     assert len(await storage.get(6, 1)) == 6
-    await asyncio.wait_for(writing, 1)
+    await asyncio.wait_for(writing, 60)
     assert await storage.size() == 1
 
 
@@ -111,7 +111,7 @@ async def test_a_batch_larger_than_the_capacity_does_not_deadlock():
             await storage.put(group(2, batch=batch))
 
     writing = asyncio.create_task(write())
-    assert len(await storage.get(10, 2)) == 10
+    assert len(await storage.get(10, 60)) == 10
     await writing
 
 
@@ -122,7 +122,7 @@ async def test_flush_lets_only_the_steps_that_writers_wait_for_go_on():
     await storage.flush(2)
     assert len(await storage.get(4, 5, step=1)) == 3
     assert await storage.get(4, 5, step=2) == []
-    reading = asyncio.create_task(storage.get(2, 5, step=3))
+    reading = asyncio.create_task(storage.get(2, 60, step=3))
     await asyncio.sleep(0.02)
     assert not reading.done()
     await storage.put(group(2))

@@ -37,7 +37,7 @@ async def test_another_process_object_sees_the_end(database: str):
     writer, reader = await opened(database), await opened(database)
     await writer.acquire()
     await writer.put(group(3))
-    reading = asyncio.create_task(reader.get(4, 5))
+    reading = asyncio.create_task(reader.get(4, 60))
     await asyncio.sleep(0.05)
     await writer.release()
     assert len(await reading) == 3

@@ -60,14 +60,14 @@ class Command:
         path = self.job / "log" / f"{part}.log"
         return path.read_text() if path.exists() else ""
 
-    def wait(self, timeout_s: float = 250) -> int:
+    def wait(self, timeout_s: float = 500) -> int:
         """Its exit code."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"Not done after {timeout_s} s:\n{self.screen}") from None
 
-    def succeed(self, timeout_s: float = 250) -> "Command":
+    def succeed(self, timeout_s: float = 500) -> "Command":
         """Wait for its end, which must be a good one."""
         code = self.wait(timeout_s)
         assert code == 0, f"exit code {code}:\n{self.screen}"
@@ -77,7 +77,7 @@ class Command:
         """Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
-    def wait_for(self, find: Callable[[], T | None], what: str, timeout_s: float = 200) -> T:
+    def wait_for(self, find: Callable[[], T | None], what: str, timeout_s: float = 400) -> T:
         """What ``find`` gives once it gives something true, while the command runs."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -105,7 +105,7 @@ class Command:
 
         return self.wait_for(find, f"process of {part}")
 
-    def remaining(self, grace_s: float = 30) -> list[str]:
+    def remaining(self, grace_s: float = 60) -> list[str]:
         """What of its processes is left some seconds after its end."""
         deadline = time.monotonic() + grace_s
         while (left := processes_of(self.mark)) and time.monotonic() < deadline:

@@ -16,6 +16,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(1500))  # a run has limits of its own, below that
 
 
 @pytest.fixture(scope="session")

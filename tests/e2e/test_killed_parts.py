@@ -17,7 +17,7 @@ SLOW_REWARD = {"default_reward_fn_type": "toy_reward", "reward_fn_args": {"secon
 def finishes_without_engine(run: Command, pid: int, steps: int) -> None:
     """Kill the process that the engine computes in; all ``steps`` of four tasks count once."""
     os.kill(pid, signal.SIGKILL)
-    run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death", timeout_s=60)
+    run.wait_for(lambda: "Engine 0 died" in run.log("explorer"), "the death")
     run.succeed()
     assert "Engine 0 is ready again" in run.log("explorer")
     found = scalars(run.job, "explorer")
@@ -73,7 +73,7 @@ def test_a_killed_trainer_ends_the_run_and_is_named_last(
     run = start(config)
     run.wait_for_step(1)
     os.kill(run.pid_of(part), signal.SIGKILL)
-    assert run.wait(timeout_s=100) == 1
+    assert run.wait() == 1
     assert f"{part}: the process was killed" in run.last_lines
     assert "Traceback" not in run.screen
     assert run.summary["status"] == "failed"

@@ -29,7 +29,7 @@ def test_explorer_and_trainer_meet_in_a_queue(toy: Toy, start: Start, tmp_path: 
 @pytest.mark.parametrize(
     ("victim", "sync_s", "read_s", "is_told"),
     [
-        ("train", 10, 60, "Waited 10 s for weights newer than version"),
+        ("train", 20, 60, "Waited 20 s for weights newer than version"),
         pytest.param(
             *("explore", 60, 20, "Waited 20 s for experiences in the table 'shared'"),
             marks=pytest.mark.long,
@@ -48,14 +48,13 @@ def test_who_waits_for_a_command_that_was_killed_ends_within_the_deadline(
         },
         "synchronizer": {**SYNC, "sync_timeout": sync_s},
     }
-    runs = {
-        mode: start(toy.config(tmp_path / mode, mode=mode, **settings))
-        for mode in ("explore", "train")
-    }
-    runs["train"].wait_for_step(2)
-    runs.pop(victim).process.kill()
+    part, other = ("trainer", "explore") if victim == "train" else ("explorer", "train")
+    killed = start(toy.config(tmp_path / victim, mode=victim, **settings))
+    killed.wait_for((killed.job / "log" / f"{part}.log").exists, "a start")  # who waits comes then
+    left = start(toy.config(tmp_path / other, mode=other, **settings))
+    (killed if victim == "train" else left).wait_for_step(2)
+    killed.process.kill()
     start_s = time.monotonic()
-    [left] = runs.values()
     assert left.wait() == 1
     assert time.monotonic() - start_s < sync_s + read_s
     assert is_told in left.last_lines

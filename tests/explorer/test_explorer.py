@@ -134,7 +134,7 @@ class Scene:
             sink=self.sink,
             board=self.board,
             schedule=schedule or SyncSchedule(),
-            settings=ExplorerSettings(**{"eval_interval": 2, "sync_timeout_s": 5.0, **settings}),
+            settings=ExplorerSettings(**{"eval_interval": 2, "sync_timeout_s": 60.0, **settings}),
             evals=[EvalTaskset("unseen", [Task(is_eval=True)])],
             report=lambda *row: self.reports.append(row),
         )
@@ -312,7 +312,7 @@ async def test_what_takes_long_is_shown_and_taken_away(monkeypatch):
     answer = scene.scheduler.collect
 
     def is_shown() -> bool:
-        return any(re.match(r"evaluating unseen: 0 of 1 samples   \d s so far", t) for t in shown)
+        return any(re.match(r"evaluating unseen: 0 of 1 samples   \d+ s so far", t) for t in shown)
 
     async def collect(batch_id: int | str, **how: float) -> BatchResult:
         while batch_id != 1 and not is_shown():

@@ -75,7 +75,7 @@ async def test_a_task_that_kills_its_process_is_given_up_alone(cluster):
 
 
 async def test_a_frozen_process_is_replaced_and_the_step_ends(cluster):
-    scheduler = make("freeze", max_timeout_s=2.0, max_retry_times=0)
+    scheduler = make("freeze", max_timeout_s=5.0, max_retry_times=0)
     await scheduler.prepare()
     scheduler.submit(1, [task() for _ in range(4)] + [task(Freeze, repeat_times=1)])
     result = await asyncio.wait_for(scheduler.collect(1), 200)  # it would freeze for longer

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from trinity.common.workflows import Workflow
 from trinity.explorer.pool import NoRunners, RunnerPool
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
-from trinity.explorer.units import Unit
+from trinity.explorer.units import RunResult, Unit, UnitResult
 from trinity.utils.actor import ProcessDied
 
 LIMIT_S = 60  # far more than anything here takes, unless it never ends
@@ -114,11 +115,25 @@ async def test_a_group_with_two_runs_left_is_kept_and_counted(closing):
     assert result.metrics["rollout/failed_task_count"] == 1
 
 
+class Hasty:
+    """A runner on which tasks with ``deadline_s`` have that long; the others all the time."""
+
+    def __init__(self, runner, index, generation):
+        self._runner = runner
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    async def submit(self, units):
+        own = [unit.task.raw_task.get("deadline_s", unit.timeout_s) for unit in units]
+        await self._runner.submit([replace(u, timeout_s=s) for u, s in zip(units, own)])
+
+
 @pytest.mark.parametrize(("workflow", "do"), [(Single, "hang"), (Blocking, "loop")])
 async def test_a_hanging_run_ends_at_its_deadline_and_hurts_nobody(closing, workflow, do):
-    scheduler = closing(make(max_retry_times=0, max_timeout_s=2.0))
+    scheduler = closing(make(runner=Hasty, max_retry_times=0, max_timeout_s=LIMIT_S))
     await scheduler.prepare()
-    tasks = [task(workflow, do=do, repeat_times=2), task(), task()]
+    tasks = [task(workflow, do=do, deadline_s=2.0, repeat_times=2), task(), task()]
     async with asyncio.timeout(LIMIT_S):
         result = await collect(scheduler, tasks)
     assert [s.ok for s in result.statuses] == [False, True, True]
@@ -132,11 +147,12 @@ async def test_a_thread_that_cannot_be_ended_gets_its_runner_replaced(closing):
 
     def note(runner, index, generation):
         generations.append(generation)
-        return runner
+        return Hasty(runner, index, generation)
 
-    scheduler = closing(make(1, max_retry_times=0, max_timeout_s=1.0, runner=note))
+    scheduler = closing(make(1, max_retry_times=0, max_timeout_s=LIMIT_S, runner=note))
     await scheduler.prepare()
-    sleeps = task(Blocking, do="sleep", seconds=30, repeat_times=2)  # in a thread that is left
+    # in a thread that is left
+    sleeps = task(Blocking, do="sleep", seconds=30, deadline_s=1.0, repeat_times=2)
     tasks = [sleeps, task(Single, do="slow", seconds=0.1)]
     result = await collect(scheduler, tasks)
     assert [s.ok for s in result.statuses] == [False, True]
@@ -222,7 +238,7 @@ async def test_a_frozen_runner_is_killed_after_the_deadline(closing):
         mortals.append(Mortal(runner))
         return mortals[-1]
 
-    scheduler = closing(make(1, runner=mortal, max_retry_times=1, max_timeout_s=1.5, grace_s=0.5))
+    scheduler = closing(make(1, runner=mortal, max_retry_times=1, max_timeout_s=4.0, grace_s=0.5))
     await scheduler.prepare()
     mortals[0].is_frozen = True
     result = await collect(scheduler, [task(), task()])
@@ -236,7 +252,7 @@ async def test_stragglers_are_given_up_and_finished_tasks_are_not(closing):
     tasks = [task(Single) for _ in range(3)]
     tasks += [task(Single, do="slow", seconds=0.2), task(Single, do="hang")]
     async with asyncio.timeout(LIMIT_S):
-        result = await collect(scheduler, tasks, min_ratio=0.6, wait_after_min_s=2.0)
+        result = await collect(scheduler, tasks, min_ratio=0.6, wait_after_min_s=5.0)
     assert [s.ok for s in result.statuses] == [True, True, True, True, False]
     assert result.metrics["rollout/cut_task_count"] == 1
     assert result.metrics["rollout/failed_task_count"] == 0
@@ -252,8 +268,9 @@ async def test_partial_tasks_are_kept_if_asked(closing, keep):
 
     scheduler = closing(make(return_partial_tasks=keep))
     await scheduler.prepare()
+    wait_s = 3.0 if keep else 0.5
     result = await collect(
-        scheduler, [task(Third, repeat_times=12), task()], min_ratio=0.5, wait_after_min_s=1.0
+        scheduler, [task(Third, repeat_times=12), task()], min_ratio=0.5, wait_after_min_s=wait_s
     )
     kept = [e for e in result.experiences if e.eid.task == 0]
     assert (2 <= len(kept) < 12) if keep else not kept
@@ -332,30 +349,71 @@ async def test_runners_that_do_not_start_are_an_error():
         await pool.prepare()
 
 
-async def test_dynamic_deadline_follows_successful_runs(closing):
-    scheduler = closing(make(dynamic_timeout_ratio=3.0, max_timeout_s=1000, max_retry_times=0))
+class Told:
+    """A runner whose runs end at once, and take as long or fail as their task says."""
+
+    def __init__(self, runner, index, generation):
+        self.timeouts_s = deque()
+        self._results = asyncio.Queue()
+
+    async def prepare(self): ...
+
+    async def close(self): ...
+
+    async def submit(self, units):
+        for unit in units:
+            self.timeouts_s.append(unit.timeout_s)
+            raw = unit.task.raw_task
+            runs = [RunResult(run, raw.get("error"), seconds=raw["seconds"]) for run in unit.runs]
+            self._results.put_nowait(UnitResult(unit.unit_id, runs))
+
+    async def collect(self, wait_s):
+        return [await self._results.get()]
+
+
+@pytest.fixture
+async def told(closing):
+    """A scheduler on one such runner, and deadlines by batch: all tasks of one have the same."""
+    runners = []
+
+    def runner(*place):
+        runners.append(Told(*place))
+        return runners[-1]
+
+    made = make(1, runner=runner, dynamic_timeout_ratio=3.0, max_timeout_s=1000, max_retry_times=0)
+    scheduler = closing(made)
     await scheduler.prepare()
-    await collect(scheduler, [task(Single, do="slow", seconds=0.4) for _ in range(3)])
-    start = time.monotonic()
-    result = await collect(scheduler, [task(Single, do="hang"), task(Single)], batch_id=2)
-    assert 1.0 < time.monotonic() - start < LIMIT_S
-    assert [s.ok for s in result.statuses] == [False, True]
+    batches = iter(range(100))
+
+    async def deadline_of(*tasks):
+        await collect(scheduler, tasks, next(batches))
+        [timeout_s] = set(runners[0].timeouts_s)
+        runners[0].timeouts_s.clear()
+        return timeout_s
+
+    return deadline_of
 
 
-async def test_dynamic_deadline_does_not_know_failed_runs(closing):
+async def test_dynamic_deadline_follows_successful_runs(told):
+    assert await told(*[task(seconds=s) for s in (1, 2, 3)]) == 1000
+    assert await told(task(seconds=400)) == pytest.approx(3 * 2)
+    assert await told(task(seconds=2)) == pytest.approx(3 * (1 + 2 + 3 + 400) / 4)
+    assert await told(*[task(seconds=9000) for _ in range(9)]) < 1000
+    assert await told(task(seconds=1)) == 1000
+
+
+async def test_dynamic_deadline_does_not_know_failed_runs(told):
     """They end at a deadline or at once, so their times say nothing of how long a run takes."""
-    scheduler = closing(make(dynamic_timeout_ratio=3.0, max_timeout_s=2, max_retry_times=0))
-    await scheduler.prepare()
-    quick = [task(Single, do="slow", seconds=0.1) for _ in range(2)]
-    await collect(scheduler, [*quick, *(task(Single, do="hang") for _ in range(4))])
-    start = time.monotonic()
-    result = await collect(scheduler, [task(Single, do="hang"), task(Single)], batch_id=2)
-    assert time.monotonic() - start < 1.8  # with the failed ones the deadline would stay at 2
-    assert [s.ok for s in result.statuses] == [False, True]
-    slow = [task(Single, do="slow", seconds=0.9) for _ in range(2)]
-    await collect(scheduler, [task(Single, do="raise") for _ in range(20)], batch_id=3)
-    result = await collect(scheduler, slow, batch_id=4)  # 20 runs of 0 s would end these
-    assert [s.ok for s in result.statuses] == [True, True]
+    late = [task(seconds=1000, error="not done after 1000 s") for _ in range(4)]
+    at_once = [task(seconds=0, error="no such tool") for _ in range(20)]
+    await told(task(seconds=2), *late)
+    assert await told(*at_once) == pytest.approx(6)
+    assert await told(task(seconds=2)) == pytest.approx(6)
+
+
+async def test_dynamic_deadline_is_no_shorter_than_a_pause_of_the_machine(told):
+    await told(task(seconds=0.01))
+    assert await told(task(seconds=0.01)) == 1.0
 
 
 async def test_sequential_runs_take_turns(closing):

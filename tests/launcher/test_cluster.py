@@ -16,6 +16,7 @@ import pytest
 import ray
 
 from tests.ray_head import ray_head
+from trinity.launcher import local_ray
 from trinity.launcher.cluster import ClusterError, gpus_in_cluster, ray_cluster, running_cluster
 from trinity.utils.actor import spawn
 
@@ -98,6 +99,32 @@ def test_a_failed_start_says_why_and_leaves_nothing(
         pass
     assert children() <= before
     assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+LATE = Exception("The current node timed out during startup. This could happen because ...")
+
+
+@pytest.mark.parametrize(
+    ("errors", "num_started"), [([LATE] * 2, 3), ([LATE] * 3, 3), ([OSError("no room")] * 3, 1)]
+)
+def test_a_node_that_is_late_is_started_again(
+    errors: list[Exception], num_started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, started = list(errors), []
+
+    def start(system_config: dict[str, object]) -> str:
+        started.append(system_config)
+        if left:
+            raise left.pop()
+        return "a node"
+
+    monkeypatch.setattr(local_ray, "_lean_node", start)
+    if len(errors) < num_started:
+        assert local_ray._started({"a": 1}) == "a node"
+    else:
+        with pytest.raises(type(errors[0])):
+            local_ray._started({"a": 1})
+    assert started == [{"a": 1}] * num_started
 
 
 @pytest.mark.ray

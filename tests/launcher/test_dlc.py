@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from trinity.common.errors import DeadlineError
+from trinity.launcher import dlc
 from trinity.launcher.cluster import ray_cluster
 from trinity.launcher.dlc import DLCError, DLCJob, run_on_dlc
 
@@ -64,6 +65,50 @@ def test_the_place_of_a_machine_is_told_by_its_environment() -> None:
 def test_a_machine_of_no_job_is_told_what_is_wrong(change: dict[str, str], told: str) -> None:
     with pytest.raises(DLCError, match=told):
         DLCJob.from_env(ENV | change)
+
+
+class Node:
+    """Ray's processes of a machine, dead from the start with ``code``."""
+
+    def __init__(self, code: int | None) -> None:
+        self.returncode = code
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ray answers on its port, and takes the machine in at the third try."""
+    tries: list[str] = []
+
+    def init(address: str, **_: object) -> None:
+        tries.append(address)
+        if len(tries) < 3:
+            raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}] * 2)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(dlc, "_LOOK_EVERY_S", 0.0)
+    return tries
+
+
+def test_a_machine_that_its_own_ray_is_late_to_take_in_is_waited_for(late: list[str]) -> None:
+    said: list[str] = []
+    job = DLCJob(0, 2, "10.0.0.1", 6379)
+    dlc._wait_for_others(job, Node(None), said.append, 60)
+    assert late == ["10.0.0.1:6379"] * 3
+    assert said == ["2 machines are together at 10.0.0.1:6379."]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [(None, "does not get ready: Failed to connect"), (1, "ended with code 1")]
+)
+def test_but_not_for_ever_nor_after_its_end(late: list[str], code: int | None, told: str) -> None:
+    with pytest.raises(DLCError, match=told):
+        dlc._wait_for_others(DLCJob(0, 2, "10.0.0.1", 6379), Node(code), print, -1)
+    assert len(late) == 1
 
 
 @pytest.mark.ray

@@ -13,6 +13,7 @@ def recorder(mode: str = "both") -> StageRecorder:
 
 
 def test_a_run_of_both_sides() -> None:
+    now = time.time()
     record = recorder()
     record.report("eval", 0, {"eval/gsm/accuracy/mean@1": 0.25, "time/eval": 3.0})
     for step in range(1, 8):
@@ -31,7 +32,7 @@ def test_a_run_of_both_sides() -> None:
     assert found.losses == [1 / step for step in range(1, 8)]
     assert found.seconds_training == 3.5
     assert found.samples_per_second == 8.0 and found.tokens_per_second == 80.0
-    assert found.seconds_to_first_step == pytest.approx(2, abs=1)
+    assert 2 <= found.seconds_to_first_step <= 2 + time.time() - now
     assert found.eval_before == {"eval/gsm/accuracy/mean@1": 0.25}
     assert found.eval_after == {"eval/gsm/accuracy/mean@1": 0.5}
     assert list(found.evals) == ["0", "7"]

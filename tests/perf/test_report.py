@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ def report(tmp_path: Path) -> dict:
 
 
 def test_rates_are_those_of_whole_steps(tmp_path: Path) -> None:
+    now = time.time()
     found = report(tmp_path)
     assert {"run_meta", "timing", "resource_timeline", "step_metrics", "artifacts", "status"} <= (
         found.keys()
@@ -77,8 +79,8 @@ def test_rates_are_those_of_whole_steps(tmp_path: Path) -> None:
     assert rates["response_length"]["mean"] is None
     timing = found["timing"]
     assert timing["steps"] == 2 and timing["step_s"] == [6, 2] and timing["step_s_mean"] == 4
-    assert timing["start_s"] == pytest.approx(4, abs=1)
-    assert timing["total_s"] == pytest.approx(10, abs=1)
+    took_s = time.time() - now
+    assert 4 <= timing["start_s"] <= 4 + took_s and 10 <= timing["total_s"] <= 10 + took_s
     assert found["failures"]["runs"] == 6
     assert [row["step"] for row in found["step_metrics"]] == [1, 2, 3]
     assert found["step_metrics"][0]["rollout/reward/mean"] is None
@@ -122,13 +124,21 @@ def test_engines_are_looked_at_while_they_live() -> None:
 
 def test_use_of_processors_is_that_since_the_last_look() -> None:
     machine = Machine()
-    end = time.process_time() + 0.4
-    while time.process_time() < end:
-        os.getpid()
-    busy = machine.sample()
-    time.sleep(1)
-    assert busy["run_cpu_cores"] > 2 * machine.sample()["run_cpu_cores"]
-    assert 0 < busy["run_cpu_cores"] < 5 and busy["machine_memory_mb"] > 0
+
+    def seconds_of(work: Callable[[], None]) -> float:
+        """Seconds of processor time, however many of them a busy machine gives at a time."""
+        began = time.monotonic()
+        work()
+        return machine.sample()["run_cpu_cores"] * (time.monotonic() - began)
+
+    def compute() -> None:
+        end = time.process_time() + 1
+        while time.process_time() < end:
+            os.getpid()
+
+    assert seconds_of(compute) > 0.9
+    assert seconds_of(lambda: time.sleep(0.1)) < 0.5
+    assert machine.sample()["machine_memory_mb"] > 0
 
 
 def test_lines_of_the_driver() -> None:

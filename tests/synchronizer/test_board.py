@@ -90,7 +90,7 @@ async def test_weights_newer_than_the_trainer_are_taken_back(
 ) -> None:
     """It was killed at step 5, and goes on from a checkpoint before it."""
     await board.publish(ticket(5))
-    waiting = await started(task(board.wait_newer(5, 5)))
+    waiting = await started(task(board.wait_newer(5, 60)))
     assert await board.reopen(resumed_at) == (kept == 0)
     assert await board.newest() == (kept, ticket(kept) if kept else None)
     for version in range(resumed_at + 1, 8):

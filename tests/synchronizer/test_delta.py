@@ -58,7 +58,7 @@ def assert_same_bits(engine, weights):
 
 @pytest.fixture
 def channel():
-    made = NCCLChannel(1, is_live=True, timeout_s=20, bucket_bytes=256, sends_delta=True)
+    made = NCCLChannel(1, is_live=True, timeout_s=60, bucket_bytes=256, sends_delta=True)
     yield made
     made.close()
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from trinity.workflows.agent import sandbox
 from trinity.workflows.agent.sandbox import run_python
 
 
@@ -69,6 +70,21 @@ async def test_code_that_hangs_grows_or_babbles_is_ended():
     assert "MemoryError" in memory.output
     assert output.output.endswith("[output cut]") and len(output.output) < 30_000
     assert not any(r.ok for r in (loop, sleep, memory, output))
+
+
+async def test_the_time_until_python_runs_is_not_the_codes(monkeypatch):
+    late = "import time; time.sleep(2)\n" + sandbox._CHILD
+    monkeypatch.setattr(sandbox, "_CHILD", late)
+    found = await run_python("print(6 * 7)", 1.0)
+    assert (found.output, found.ok) == ("42", True)
+    monkeypatch.setattr(sandbox, "_START_TIMEOUT_S", 0.5)
+    assert "Python did not start in 0.5 s" in (await run_python("print(6 * 7)", 60)).output
+
+
+async def test_a_python_that_does_not_start_shows_why(monkeypatch):
+    monkeypatch.setattr(sandbox, "_CHILD", "import no_such_module")
+    found = await run_python("print(6 * 7)")
+    assert not found.ok and "no_such_module" in found.output and "Traceback" in found.output
 
 
 async def test_the_code_sees_no_environment_and_leaves_no_files():

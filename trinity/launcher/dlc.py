@@ -97,7 +97,7 @@ def run_on_dlc(
             return _lend(job, say, timeout_s)
         with _ray(job, "--head", f"--port={job.port}", f"--node-ip-address={job.host}") as node:
             _wait_for_head(job, node, timeout_s)
-            _wait_for_others(job, say, timeout_s)
+            _wait_for_others(job, node, say, timeout_s)
             with _address_known(job):
                 return launch()
 
@@ -159,20 +159,22 @@ def _wait_for_head(job: DLCJob, node: subprocess.Popen[bytes] | None, timeout_s:
     """Wait until the cluster answers; ``node`` are its processes if they run here."""
     deadline = time.monotonic() + timeout_s
     while not _answers(job):
-        if node is not None and node.poll() is not None:
-            raise DLCError(f"Ray ended with code {node.returncode}.")
+        if node is not None:
+            _require_life(node)
         if time.monotonic() > deadline:
             hint = "Look whether the command on the machine of rank 0 failed."
             raise DeadlineError(f"Ray at {job.address}", "the start of --dlc", timeout_s, hint)
         time.sleep(_LOOK_EVERY_S)
 
 
-def _wait_for_others(job: DLCJob, say: Callable[[str], None], timeout_s: float) -> None:
+def _wait_for_others(
+    job: DLCJob, node: subprocess.Popen[bytes], say: Callable[[str], None], timeout_s: float
+) -> None:
     import ray
 
-    ray.init(address=job.address, logging_level=logging.ERROR, log_to_driver=False)
+    deadline = time.monotonic() + timeout_s
+    _connect(job, node, deadline)
     try:
-        deadline = time.monotonic() + timeout_s
         while (found := sum(node["Alive"] for node in ray.nodes())) < job.size:
             if time.monotonic() > deadline:
                 hint = (
@@ -183,6 +185,31 @@ def _wait_for_others(job: DLCJob, say: Callable[[str], None], timeout_s: float) 
         say(f"{found} machines are together at {job.address}.")
     finally:
         ray.shutdown()
+
+
+def _connect(job: DLCJob, node: subprocess.Popen[bytes], deadline: float) -> None:
+    """Join the cluster of this machine.
+
+    Its port answers before this machine is one of its nodes. Ray waits a minute for that, in which
+    a busy machine may not get so far.
+    """
+    import ray
+
+    while True:
+        try:
+            ray.init(address=job.address, logging_level=logging.ERROR, log_to_driver=False)
+        except (ConnectionError, RuntimeError) as error:
+            _require_life(node)
+            if time.monotonic() > deadline:
+                raise DLCError(f"Ray on this machine does not get ready: {error}") from error
+            time.sleep(_LOOK_EVERY_S)
+        else:
+            return
+
+
+def _require_life(node: subprocess.Popen[bytes]) -> None:
+    if node.poll() is not None:
+        raise DLCError(f"Ray ended with code {node.returncode}.")
 
 
 def _answers(job: DLCJob) -> bool:

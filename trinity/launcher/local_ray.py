@@ -5,6 +5,7 @@ nothing of them; they cost 160 MB of memory and two seconds, so Ray's own node c
 without them. Should a release of Ray move that class, `ray.init` starts the whole set.
 """
 
+import logging
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import ray
 
 from trinity.launcher.ray_token import own_token
 
+_START_ATTEMPTS = 3
 _OBJECT_STORE_SHARE = 0.25
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_MEMORY_SHARE = 0.9  # Ray moves the store to disk if it asks for more
@@ -43,10 +45,12 @@ def start_local_ray(options: Mapping[str, Any], has_timeline: bool = False) -> C
         Exception: Whatever Ray raises if it can't start; nothing is left running.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if level := options.get("logging_level"):  # for what is said before `ray.init` sees to it
+        logging.getLogger("ray").setLevel(level)
     with ExitStack() as undo:
         undo.enter_context(own_token())
         try:
-            node = _lean_node(_system_config(has_timeline))
+            node = _started(_system_config(has_timeline))
         except (ImportError, AttributeError, TypeError):
             _start_whole_set(options, _system_config(has_timeline))
         else:
@@ -77,6 +81,21 @@ def _start_whole_set(options: Mapping[str, Any], system_config: dict[str, object
         _system_config=system_config,
         **options,
     )
+
+
+def _started(system_config: dict[str, object]) -> Any:
+    """A node that runs.
+
+    Ray gives its Python agents 15 seconds to import, and its node dies if they are late, as on a
+    machine that is at work: then another one is started.
+    """
+    for attempt in range(1, _START_ATTEMPTS + 1):
+        try:
+            return _lean_node(dict(system_config))  # Ray adds to it
+        except Exception as error:  # a plain Exception, for want of a class of Ray's own
+            if "timed out during startup" not in str(error) or attempt == _START_ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _lean_node(system_config: dict[str, object]) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from trinity.utils.plugins import load_plugins_from_env
 from trinity.utils.threads import CallTimeout, DeadlinePool
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 300.0  # a machine at work may import for minutes
 _LENGTH = struct.Struct("<Q")
 _SET_PARENT_DEATH_SIGNAL = 1
 

@@ -240,7 +240,7 @@ def agent(base_url, key, question):
 def test_programs_that_know_only_an_address_are_kept_apart():
     model = model_with([])
     runs = [model.clone_with_isolated_history() for _ in range(3)]
-    answers = {}
+    answers, programs = {}, []
     for number, run in enumerate(runs):
         made = tokenizer("qwen25")
         texts = [f"{number} one", f"{number} two"]
@@ -253,11 +253,10 @@ def test_programs_that_know_only_an_address_are_kept_apart():
         def work(number=number, address=address, key=key):
             answers[number] = agent(f"{address}/v1", key, f"question {number}")
 
-        threading.Thread(target=work).start()
-    for _ in range(1000):
-        if len(answers) == 3:
-            break
-        threading.Event().wait(0.01)
+        programs.append(threading.Thread(target=work, daemon=True))
+        programs[-1].start()
+    for program in programs:
+        program.join(60)
     for number, run in enumerate(runs):
         assert answers[number] == [f"{number} one", f"{number} two"]
         one, two = run.extract_experience_from_history()

@@ -31,5 +31,5 @@ def serving(folder: str) -> Iterator[TinkerTestService]:
     with pytest.MonkeyPatch.context() as patch, service.serving():
         patch.setenv("TINKER_API_KEY", KEY)
         patch.setenv("TINKER_TELEMETRY", "0")  # which would be sent at the end, for seconds
-        patch.setattr("trinity.engine.tinker.service._PROBE_S", 2.0)
+        patch.setattr("trinity.engine.tinker.service._PROBE_S", 60.0)
         yield service

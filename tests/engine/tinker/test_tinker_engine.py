@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from trinity.synchronizer.channel import CheckpointChannel
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
 LIMIT_S = 100  # far less than the library goes on for by itself
+PROBE_S = "trinity.engine.tinker.service._PROBE_S"
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,12 @@ def folder(tmp_path_factory):
 def service(folder):
     with serving(folder) as place:
         yield place
+
+
+def hasten(engine: TinkerEngine, timeout_s: float) -> None:
+    """Let requests from now on, no more the start, have ``timeout_s``."""
+    service = engine._service
+    service._settings = replace(service._settings, timeout_s=timeout_s)
 
 
 async def running(engine: TinkerEngine, params: SamplingParams = LONG) -> asyncio.Task:
@@ -168,7 +176,9 @@ async def test_a_start_that_fails_names_the_service_and_why(service, folder, mon
     service.status = 429
     assert "answers with status 429" in await start(service.address, folder, **brief)
     service.status, service.hangs = None, True
-    assert "does not answer" in await start(service.address, folder, **brief)
+    with monkeypatch.context() as patch:
+        patch.setattr(PROBE_S, 2.0)
+        assert "does not answer" in await start(service.address, folder, **brief)
     service.hangs = False
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
     assert "Invalid API key" in await start(service.address, folder)
@@ -187,13 +197,16 @@ def heartbeats() -> set[asyncio.Task]:
     [("status", 500, "status 500"), ("status", 429, "status 429"), ("hangs", True, "not answer")],
 )
 async def test_a_service_that_dies_ends_requests_within_the_deadline(
-    service, folder, fault, value, why
+    service, folder, fault, value, why, monkeypatch
 ):
     of_others = heartbeats()
-    engine = engine_of(service, folder, timeout_s=3.0)
+    engine = engine_of(service, folder)
     await engine.prepare()
+    hasten(engine, 3.0)
     [beating] = heartbeats() - of_others
     setattr(service, fault, value)
+    if fault == "hangs":
+        monkeypatch.setattr(PROBE_S, 2.0)
     with pytest.raises(TinkerServiceLost, match=f"no answer in 3 s.*{why}"):
         await asyncio.wait_for(engine.sample(prompt(5), SamplingParams(max_tokens=2)), LIMIT_S)
     with pytest.raises(ConnectionError, match=r"model\.tinker\.timeout"):
@@ -226,8 +239,9 @@ async def test_beats_end_though_the_library_loses_what_should_end_them(
 
 
 async def test_a_slow_request_of_a_living_service_is_not_its_death(service, folder):
-    engine = engine_of(service, folder, timeout_s=2.0)
+    engine = engine_of(service, folder)
     await engine.prepare()
+    hasten(engine, 2.0)
     with service.busy(), pytest.raises(TinkerServiceError, match=r"no answer in 2 s") as error:
         await engine.sample(prompt(5), SamplingParams(max_tokens=2))
     assert not isinstance(error.value, ConnectionError)

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
+_START_TIMEOUT_S = 60.0
+_READY = b"\0"  # what the child says before the code begins
 _MAX_OUTPUT = 20_000
 _MAX_FILE_BYTES = 16 * 2**20
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
@@ -99,6 +101,7 @@ def run():
     source = sys.stdin.read()
     linecache.cache["<code>"] = (len(source), None, source.splitlines(True), "<code>")
     sys.addaudithook(make_guard(close_system_calls()))
+    os.write(1, b"\0")
     try:
         exec(compile(source, "<code>", "exec"), {"__name__": "__main__"})
     except SystemExit:
@@ -124,7 +127,10 @@ class CodeResult:
 
 
 async def run_python(code: str, timeout_s: float = 5.0, memory_mb: int = 1024) -> CodeResult:
-    """Run ``code``; what it printed, or the error it ended with. Never raises for what it does."""
+    """Run ``code``; what it printed, or the error it ended with. Never raises for what it does.
+
+    ``timeout_s`` counts from when Python runs, which takes its time on a busy machine.
+    """
     with tempfile.TemporaryDirectory(prefix="trinity_code_") as folder:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -140,11 +146,15 @@ async def run_python(code: str, timeout_s: float = 5.0, memory_mb: int = 1024) -
             start_new_session=True,
             preexec_fn=lambda: _limit(timeout_s, memory_mb),
         )
+        late = f"Python did not start in {_START_TIMEOUT_S:g} s."
         try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                first = await _begin(process, code)
+            late = f"Not done after {timeout_s:g} s."
             async with asyncio.timeout(timeout_s):
-                output = await _talk(process, code)
+                output = first + await _rest(process)
         except TimeoutError:
-            return CodeResult(f"Not done after {timeout_s:g} s.", ok=False)
+            return CodeResult(late, ok=False)
         finally:
             _kill_group(process)
             transport = process._transport  # type: ignore[attr-defined]  # there is no public way
@@ -154,13 +164,20 @@ async def run_python(code: str, timeout_s: float = 5.0, memory_mb: int = 1024) -
     return _result(output, process.returncode)
 
 
-async def _talk(process: asyncio.subprocess.Process, code: str) -> bytes:
-    """Send the code, read up to the limit; whoever prints more is cut off."""
+async def _begin(process: asyncio.subprocess.Process, code: str) -> bytes:
+    """Send the code and wait until it runs; what a child said that did not get so far."""
     assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         process.stdin.write(code.encode())
         await process.stdin.drain()
     process.stdin.close()
+    first = await process.stdout.read(1)
+    return b"" if first == _READY else first
+
+
+async def _rest(process: asyncio.subprocess.Process) -> bytes:
+    """Read up to the limit; whoever prints more is cut off."""
+    assert process.stdout is not None
     parts: list[bytes] = []
     size = 0
     while part := await process.stdout.read(65536):
