@@ -25,7 +25,7 @@ async def run(workflow, replies, raw=None, repeat_times=2, judge=None, model=Non
     auxiliary = [FakeModel(judge, name="judge")] if judge is not None else []
     runner = WorkflowRunner(0, model or FakeModel(replies, version=2), auxiliary)
     await runner.prepare()
-    result = await runner.run_unit(Unit(0, task, tuple(range(repeat_times)), 7, 30.0))
+    result = await runner.run_unit(Unit(0, task, tuple(range(repeat_times)), 7, 250.0))
     await runner.close()
     errors = [r.error for r in result.runs if r.error]
     assert not errors, errors[0]

@@ -28,7 +28,7 @@ async def run(model, repeat_times=1, raw=None, **kw):
     task = Task(raw_task=raw, repeat_times=repeat_times, batch_id=1, task_id=2, **kw)
     runner = WorkflowRunner(0, model)
     await runner.prepare()
-    result = await runner.run_unit(Unit(0, task, tuple(range(repeat_times)), 7, 60.0))
+    result = await runner.run_unit(Unit(0, task, tuple(range(repeat_times)), 7, 250.0))
     await runner.close()
     assert not [r.error for r in result.runs if r.error], result.runs[0].error
     return deserialize_many(result.payload), result
