@@ -24,7 +24,7 @@ def test_a_free_style_runs_to_its_end(toy: Toy, start: Start, tmp_path: Path, st
         tmp_path,
         buffer__total_steps=4,
         synchronizer__sync_style=style,
-        synchronizer__sync_timeout=60,
+        synchronizer__sync_timeout=400,
     )
     run = start(config).succeed()
     assert run.summary["stages"][0]["steps"] == 4

@@ -10,7 +10,8 @@ from tests.e2e.test_grpo_run import scalars
 from tests.e2e.toy import Toy
 from tests.ray_head import ray_head
 
-SYNC = {"sync_method": "checkpoint", "sync_interval": 1, "sync_timeout": 60}
+LIMIT_S = 400  # far more than anything here takes, a start beside others too
+SYNC = {"sync_method": "checkpoint", "sync_interval": 1, "sync_timeout": LIMIT_S}
 
 
 def test_explorer_and_trainer_meet_in_a_database(toy: Toy, start: Start, tmp_path: Path) -> None:
@@ -29,9 +30,9 @@ def test_explorer_and_trainer_meet_in_a_queue(toy: Toy, start: Start, tmp_path: 
 @pytest.mark.parametrize(
     ("victim", "sync_s", "read_s", "is_told"),
     [
-        ("train", 20, 60, "Waited 20 s for weights newer than version"),
+        ("train", 20, LIMIT_S, "Waited 20 s for weights newer than version"),
         pytest.param(
-            *("explore", 60, 20, "Waited 20 s for experiences in the table 'shared'"),
+            *("explore", LIMIT_S, 20, "Waited 20 s for experiences in the table 'shared'"),
             marks=pytest.mark.long,
         ),
     ],
@@ -56,7 +57,7 @@ def test_who_waits_for_a_command_that_was_killed_ends_within_the_deadline(
     killed.process.kill()
     start_s = time.monotonic()
     assert left.wait() == 1
-    assert time.monotonic() - start_s < sync_s + read_s
+    assert time.monotonic() - start_s < min(sync_s, read_s) + LIMIT_S / 4
     assert is_told in left.last_lines
     assert "Traceback" not in left.screen
     assert left.remaining() == []
@@ -77,7 +78,7 @@ def test_a_trainer_that_was_killed_goes_on_beside_the_explorer(
             "reward_fn_args": {"seconds": 0.3},
         },
         "buffer__trainer_input": {
-            "experience_buffer": {"name": "shared", "max_read_timeout": 60, **database}
+            "experience_buffer": {"name": "shared", "max_read_timeout": LIMIT_S, **database}
         },
         "synchronizer": SYNC,
         "trainer__save_interval": save_interval,
@@ -101,7 +102,7 @@ def meet(
         "checkpoint_root_dir": str(tmp_path / "jobs"),
         "buffer__total_steps": 3,
         "buffer__trainer_input": {
-            "experience_buffer": {"name": "shared", "max_read_timeout": 60, **storage}
+            "experience_buffer": {"name": "shared", "max_read_timeout": LIMIT_S, **storage}
         },
         "synchronizer": SYNC,
         **cluster,

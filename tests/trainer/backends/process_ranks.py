@@ -75,7 +75,7 @@ def rank_group(
     pipes, processes = [], []
     for number in range(world_size):
         ours, theirs = context.Pipe()
-        own = RankSettings(number, world_size, timeout_s=120, **rank)
+        own = RankSettings(number, world_size, timeout_s=500, **rank)
         process = context.Process(
             target=_serve,
             args=(theirs, kind, settings, own, str(number % num_gpus)),

@@ -90,7 +90,7 @@ async def test_a_rank_that_can_not_write_ends_the_save_at_once(tmp_path, kind):
         began = time.monotonic()
         with pytest.raises(TrinityError, match=r"Rank 1 .*global_step_3: .*No space left") as found:
             await group.save(tmp_path / "global_step_3")
-        assert time.monotonic() - began < 60, "the ranks would wait 120 s for each other"
+        assert time.monotonic() - began < 250, "the ranks would wait 500 s for each other"
         assert "Rank 0" not in str(found.value)
         assert not atomic.aside_of(tmp_path / "global_step_3").exists()
         with pytest.raises(TrinityError, match=r"Rank 1 could not read .*actor: 'rng_state'"):
