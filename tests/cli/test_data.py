@@ -1,3 +1,5 @@
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,31 @@ def test_stats_ends_with_1_for_broken_rows(folder: Path):
     assert "broken: 1" in output and "train.jsonl, line 3, 'answer': missing" in output
     assert "prompt, characters: 10 to 17" in output
     assert "broken: 0" in run("stats", folder / "train.jsonl", "-k", "prompt_key=question")
+
+
+def test_images_count_as_the_tokens_that_they_become(folder: Path):
+    rows = [
+        {"question": "What is it?", "answer": name, "picture": f"{name}.png"}
+        for name in ("red", "blue")
+    ]
+    (folder / "spots.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    mark = characters().convert_tokens_to_ids("x")
+    form = {"model_type": "llava", "image_token_id": mark, "image_seq_length": 4}
+    (folder / "model" / "config.json").write_text(json.dumps(form))
+    keys = ("-k", "prompt_key=question", "-k", "response_key=answer", "-k", "image_key=picture")
+    given = (folder / "spots.jsonl", *keys, "--workflow", "simple_mm_workflow")
+    output = run("show", *given, "--model", folder / "model")
+    assert "What is it?" in output
+    asked = run("show", *given[:-4], "--workflow", "simple_workflow", "--model", folder / "model")
+    assert tokens_of(output) == tokens_of(asked) + 4
+    assert "repeated: 0" in run("stats", *given)  # the same question, about other pictures
+    (folder / "model" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UsageError, match="no image_token_id"):
+        run("show", *given, "--model", folder / "model")
+
+
+def tokens_of(output: str) -> int:
+    return int(re.search(r"prompt \((\d+) tokens\)", output)[1])
 
 
 def test_convert_and_show_what_came_of_it(folder: Path):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -23,6 +23,9 @@ from trinity.common.config.model import ModelConfig
 from trinity.common.constants import OnBadRow, StorageType
 from trinity.common.errors import ConfigError, Problem
 from trinity.utils.registry import UnknownNameError
+
+if TYPE_CHECKING:
+    from trinity.common.models.vision import Vision
 
 Section = TasksetConfig | ExperienceBufferConfig
 
@@ -166,7 +169,9 @@ def _refuse(problems: list[Problem]) -> None:
 
 def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
     _refuse_unknown_workflow(section)
-    chat = _chat(model) if model.model_path else None
+    form = section.format
+    has_images = bool(form.image_key or form.video_key)
+    chat = _chat(model, has_images) if model.model_path else None
     cuts = "masked out" if model.enable_prompt_truncation else "the run stops there"
     limit = model.max_prompt_tokens
     is_named = "prompt_key" in section.format.model_fields_set
@@ -176,7 +181,7 @@ def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
         TaskFormatter(section).check,
         TaskViewer(section, chat, limit, cuts),
         "tokens" if chat is not None else "characters",
-        section.format.prompt_key if is_named else "",
+        section.format.prompt_key if is_named and not has_images else "",
         "" if is_named else "Whole rows: -k prompt_key=<column> shows what is asked.",
     )
 
@@ -202,7 +207,7 @@ def _experiences(section: ExperienceBufferConfig, model: ModelConfig) -> DataSet
     return DataSet(section.name, rows, formatter.format, ExperienceViewer(formatter), "tokens")
 
 
-def _chat(model: ModelConfig) -> Any:
+def _chat(model: ModelConfig, has_images: bool) -> Any:
     from trinity.common.models.chat import ChatFormat
     from trinity.common.models.settings import ModelSettings
 
@@ -215,9 +220,12 @@ def _chat(model: ModelConfig) -> Any:
             chat_template=template,
             enable_thinking=model.enable_thinking,
             trust_remote_code=model.trust_remote_code,
+            enable_multimodal=has_images,
         )
     )
     _loaded(model, lambda: chat.tokenizer)
+    if chat.vision is not None:
+        _refuse_blind_model(chat.vision)
     return chat
 
 
@@ -229,3 +237,10 @@ def _loaded(model: ModelConfig, load: Callable[[], Any]) -> Any:
         raise UsageError(
             f"No tokenizer can be loaded from {model.model_path!r}: {lines[0]}"
         ) from error
+
+
+def _refuse_blind_model(vision: "Vision") -> None:
+    try:
+        _ = vision.num_tokens, vision.token_id
+    except ValueError as error:
+        raise UsageError(str(error)) from error
