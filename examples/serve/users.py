@@ -31,5 +31,10 @@ def use(client: TrinityClient, steps: int) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     address, key, *rest = sys.argv[1:]
-    use(TrinityClient(address, key), int(rest[0]) if rest else 2)
+    client = TrinityClient(address, key)
+    if not client.alive():
+        sys.exit(f"{address} does not answer yet, or has another key. Try again once it is shown.")
+    use(client, int(rest[0]) if rest else 2)
