@@ -60,23 +60,20 @@ def test_buckets_hold_all_in_order_and_end_at_the_limit():
 
 @pytest.mark.ray
 def test_weights_in_memory_go_through_shared_memory_bucket_by_bucket(tmp_path):
-    import ray
     from safetensors.torch import load_file
 
+    from trinity.launcher.cluster import ray_cluster
     from trinity.synchronizer.channel import MemoryChannel
 
     folder = model_folder(tmp_path / "m")
     sent = weights(folder)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    try:
+    with ray_cluster("local", "test_shipping", {}):
         ticket = MemoryChannel().send(1, sent.items())
         found, paths = {}, []
         for path, is_first in ticket_files(ticket, expected_shapes(folder), torch.float32):
             assert is_first == (not paths)
             found |= load_file(path)
             paths.append(path)
-    finally:
-        ray.shutdown()
     assert found.keys() == sent.keys()
     assert all(torch.equal(found[name], sent[name]) for name in sent)
     assert not any(os.path.exists(path) for path in paths)
