@@ -62,6 +62,16 @@ def test_validate_is_fast_and_leaves_nothing_behind(file):
     assert [path.name for path in file.parent.iterdir()] == ["run.yaml"]
 
 
+def test_validate_counts_the_tasks(tmp_path):
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"question": "1 + 1", "answer": "2"}\n' * 3)
+    path = write(tmp_path, with_edits({"buffer.explorer_input.taskset.path": str(tasks)}))
+    result = trinity("validate", str(path))
+    assert result.returncode == 2
+    assert "3 task(s) are less than one step of 4 (buffer.batch_size)" in result.stderr
+    assert trinity("validate", str(path), "buffer.batch_size=3").returncode == 0
+
+
 def test_validate_tells_all_problems_with_lines(tmp_path):
     path = write(tmp_path, with_edits({"mode": "boht", "buffer.batch_sise": 3}))
     result = trinity("validate", str(path))

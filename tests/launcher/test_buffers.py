@@ -12,7 +12,7 @@ from trinity.buffer.reader import READER, ReaderSettings
 from trinity.buffer.rows import DataError
 from trinity.buffer.schema.experience import to_row
 from trinity.common.config import Config
-from trinity.common.config.arithmetic import _EXPERT_DATA_RATIO
+from trinity.common.config.arithmetic import EXPERT_DATA_RATIO
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.launcher.buffers import Buffers, open_buffers
 from trinity.launcher.plan import RunPlan, make_plan
@@ -114,4 +114,4 @@ def test_expert_rows_of_a_step_are_not_waited_for_from_the_explorer(tmp_path: Pa
 
 
 def test_the_share_of_expert_rows_has_one_default() -> None:
-    assert MixSampleStrategy.default_args()["expert_data_ratio"] == _EXPERT_DATA_RATIO
+    assert MixSampleStrategy.default_args()["expert_data_ratio"] == EXPERT_DATA_RATIO

@@ -149,11 +149,15 @@ def test_names_are_shown_as_they_are() -> None:
     stage = StageSummary("[warm]", "sft", "train", steps=2, seconds=61, samples_per_second=3.25)
     stage.eval_before, stage.eval_after = {"a/accuracy/mean@1": 0.1}, {"a/accuracy/mean@1": 0.9}
     stage.reward_first, stage.reward_last_5 = 0.0, 0.5
+    stage.seconds_to_first_step, stage.step_seconds = 9.0, [2.0, 1.0]
     skipped = StageSummary("first", "sft", "train", is_skipped=True)
-    summary = RunSummary("p", "[n]", "/job", [skipped, stage], seconds=125, peak_memory_mb=1500)
+    bench = StageSummary("last", None, "bench")
+    stages = [skipped, stage, bench]
+    summary = RunSummary("p", "[n]", "/job", stages, seconds=125, peak_memory_mb=1500)
     shown.final_table(summary, [("job", "/jobs/[n]")])
     text = out.getvalue()
     for wanted in ("[bold]x[/bold]", "p/[n]: running", "[warm] (sft)", "/jobs/[n]", "done before"):
         assert wanted in text, wanted
-    for wanted in ("0.100", "0.900", "0.000 → 0.500", "3.2", "61 s", "2 min 5 s", "1,500 MB"):
+    assert "2 min 5 s, 7 s of it before the first step" in text
+    for wanted in ("0.100", "0.900", "0.000 → 0.500", "3.2", "61 s", "last (bench)", "1,500 MB"):
         assert wanted in text, wanted

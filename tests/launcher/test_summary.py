@@ -53,10 +53,18 @@ def test_training_alone_counts_what_it_trains() -> None:
 
 
 def test_exploring_alone_counts_its_steps() -> None:
-    record = recorder("explore")
-    record.report("explorer", 3, {"rollout/experience_count": 2.0})
-    assert (record.summary.steps, record.summary.samples) == (3, 2)
-    assert record.summary.samples_per_second > 0
+    record = StageRecorder(StageSummary("run", "grpo", "explore"), time.time() - 30)
+    found = record.summary
+    for step, seconds in ((1, 6.0), (2, 2.0)):
+        rollout = {"rollout/experience_count": 2.0, "rollout/response_tokens": 20.0}
+        record.report("explorer", step, rollout)
+        record.report("explorer", step, {"explorer/time/step": seconds})
+    record.report("eval", 2, {"eval/gsm/accuracy/mean@1": 0.5})
+    record.report("explorer", 3, {"rollout/experience_count": 2.0})  # a step without an end
+    assert (found.steps, found.samples, found.step_seconds) == (3, 6, [6, 2])
+    assert (found.samples_per_second, found.tokens_per_second) == (4 / 8, 40 / 8)
+    started = RunSummary("p", "n", "/job", [found]).seconds_starting
+    assert started == pytest.approx(30 - 6, abs=1)
 
 
 def test_the_largest_deviation_of_the_ratio_stays() -> None:

@@ -19,9 +19,10 @@ from trinity.buffer import (
 )
 from trinity.buffer.data_set import is_data_set
 from trinity.buffer.factory import make_journal
+from trinity.buffer.first_step import refuse_few_rows, refuse_few_tasks
 from trinity.buffer.operators import create_operators
+from trinity.buffer.reader.dataset import DatasetReader
 from trinity.buffer.reader.queue import QueueReader
-from trinity.buffer.rows import DataError
 from trinity.buffer.storage.queue import QueueStorage
 from trinity.buffer.writer.record import RecordWriter
 from trinity.common.config import Config, ExperienceBufferConfig
@@ -121,8 +122,7 @@ class Buffers:
         if self.tasks is None:
             total = getattr(self.reader, "total", None)
             return total // size if total is not None and size else None
-        repeat = config.algorithm.repeat_times or 1
-        explored = self.tasks.total_steps * config.buffer.batch_size * repeat
+        explored = self.tasks.total_steps * config.samples_per_step
         return explored // (rollouts_per_step(config) or size)
 
 
@@ -155,21 +155,11 @@ def open_buffers(plan: RunPlan, say: Callable[[str], None]) -> Buffers:
 
 
 def _refuse_no_step(buffers: Buffers, config: Config) -> None:
-    """`DataError` if the data do not fill a single step: such a run would end at once."""
-    epochs, fix = config.buffer.total_epochs, "or set buffer.total_steps to go over them again"
-    if buffers.tasks is not None and buffers.tasks.total_steps == 0:
-        count = sum(map(len, buffers.tasks.tasksets))
-        raise DataError(
-            f"{epochs} epoch(s) of {count} task(s) are less than one step of "
-            f"{config.buffer.batch_size} (buffer.batch_size). Lower it, {fix}.",
-            key="buffer.batch_size",
-        )
-    if buffers.tasks is None and buffers.total_train_steps(config) == 0:
-        raise DataError(
-            f"{epochs} epoch(s) of {len(buffers.reader)} row(s) are less than one step of "
-            f"{config.buffer.train_batch_size} (buffer.train_batch_size). Lower it, {fix}.",
-            key="buffer.train_batch_size",
-        )
+    """`DataError` if the data do not fill a single step."""
+    if buffers.tasks is not None:
+        refuse_few_tasks(config, sum(map(len, buffers.tasks.tasksets)))
+    elif isinstance(buffers.reader, DatasetReader):
+        refuse_few_rows(config, len(buffers.reader))
 
 
 def _open_tasks(buffers: Buffers, config: Config) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trinity.buffer import check_experience_buffer, check_taskset
+from trinity.buffer.first_step import first_step_problems
 from trinity.common.config import Config, TasksetConfig
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.unread import find_unread
@@ -61,6 +62,7 @@ def find_start_problems(config: Config) -> list[Problem]:
         *chat_problems(config),
         *_adapter_problems(config),
         *_data_problems(config),
+        *first_step_problems(config),
         *_place_problems(config),
     ]
     return [located(problem, config) for problem in found]

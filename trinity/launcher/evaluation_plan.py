@@ -29,7 +29,7 @@ def evaluation_lines(
     if plan.config.mode is Mode.BENCH:
         return
     samples = sum(task.repeat_times for taskset in evals for task in taskset.tasks)
-    step = plan.config.buffer.batch_size * (plan.config.algorithm.repeat_times or 1)
+    step = plan.config.samples_per_step
     if plan.device == "cpu" and plan.config.mode.explores and samples > _MANY_STEPS * step:
         yield _hint(plan, samples / step, _has_first(plan, is_resumed))
 

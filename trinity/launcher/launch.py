@@ -360,9 +360,9 @@ def _starting_from(plan: RunPlan, model_path: str | None) -> RunPlan:
 
 
 def _stage_summary(plan: RunPlan) -> StageSummary:
-    return StageSummary(
-        plan.stage or "run", plan.config.algorithm.algorithm_type, str(plan.config.mode)
-    )
+    mode = plan.config.mode
+    algorithm = None if mode is Mode.BENCH else plan.config.algorithm.algorithm_type
+    return StageSummary(plan.stage or "run", algorithm, str(mode))
 
 
 def _huggingface_folder(plan: RunPlan) -> str | None:

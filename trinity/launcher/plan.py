@@ -19,7 +19,6 @@ from trinity.utils.log import LOG_DIR_ENV, LOG_LEVEL_ENV, LOG_NODE_IP_ENV
 from trinity.utils.plugins import PLUGIN_DIRS_ENV
 
 _SLOTS_PER_PROCESS = 64
-_MANY_NEW_TOKENS = 200_000  # 135M parameters on two cores: ten minutes of sampling
 #: Environment of a process that computes, for glibc's malloc: what is freed is used again, and not
 #: given back to the system to be mapped anew, at a page fault for each 4 KiB.
 KEPT_MEMORY = {
@@ -179,8 +178,7 @@ def with_chat_template(config: Config) -> Config:
 
 
 def _schedule(config: Config) -> SyncSchedule:
-    sync, buffer = config.synchronizer, config.buffer
-    explored = buffer.batch_size * (config.algorithm.repeat_times or 1)
+    sync = config.synchronizer
     has_steps = config.mode.pairs and config.mode is not Mode.SERVE  # there a commit is a step
     rollouts = rollouts_per_step(config)
     is_counted = has_steps and rollouts > 0
@@ -189,7 +187,7 @@ def _schedule(config: Config) -> SyncSchedule:
         sync.explorer_sync_interval or sync.sync_interval,
         sync.trainer_sync_interval or sync.sync_interval,
         sync.sync_offset,
-        Fraction(explored, rollouts) if is_counted else Fraction(1),
+        Fraction(config.samples_per_step, rollouts) if is_counted else Fraction(1),
     )
 
 

@@ -88,18 +88,16 @@ def _step(plan: RunPlan, total_steps: int | None) -> str:
     steps = f", {total_steps} step{'s' * (total_steps > 1)}" if total_steps else ""
     if not config.mode.explores:
         return f"a step: {config.buffer.train_batch_size} rows{steps}"
-    repeat = config.algorithm.repeat_times or 1
-    prompts = config.buffer.batch_size
     most = _most_new_tokens(plan)
     tokens = f", at most {most:,} new tokens" if most else ""
-    return f"a step: {prompts} prompts x {repeat} samples = {prompts * repeat}{tokens}{steps}"
+    made = f"{config.buffer.batch_size} prompts x {config.samples_per_task} samples"
+    return f"a step: {made} = {config.samples_per_step}{tokens}{steps}"
 
 
 def _most_new_tokens(plan: RunPlan) -> int:
     """Of a step; 0 if that is not known."""
     config = plan.config
-    samples = config.buffer.batch_size * (config.algorithm.repeat_times or 1)
-    return samples * (config.model.max_response_tokens or 0)
+    return config.samples_per_step * (config.model.max_response_tokens or 0)
 
 
 def speed_hints(plan: RunPlan) -> list[str]:

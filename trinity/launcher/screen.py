@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trinity.launcher.summary import RunSummary, StageSummary, main_score
+from trinity.launcher.summary import RunSummary, StageSummary, main_score, step_seconds
 from trinity.utils.metrics import Metrics
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -94,11 +94,12 @@ class Screen:
         if role in ("eval", "bench"):
             self._say_eval(role, step, metrics)
             return
-        if role == "trainer":
+        seconds = step_seconds(role, self._stage.mode if self._stage else "", metrics)
+        if seconds is not None:
             if self._is_first_step and self._seconds:  # it waited for all to start
                 self._seconds.clear()
                 self._is_first_step = False
-            self._seconds.append(metrics.get("time/step", 0.0))
+            self._seconds.append(seconds)
         self._has_news = True
         if self._live is None and time.monotonic() - self._printed_at >= _PLAIN_EVERY_S:
             self._printed_at, self._has_news = time.monotonic(), False
@@ -191,10 +192,10 @@ class Screen:
         for stage in summary.stages:
             table.add_row(*map(Text, _stage_row(stage)))
         self.console.print(table)
-        minutes, seconds = divmod(round(summary.seconds), 60)
+        starting = f", {summary.seconds_starting:.0f} s of it before the first step"
         lines = [
             *hints,
-            ("time", f"{minutes} min {seconds} s"),
+            ("time", _minutes(summary.seconds) + (starting if summary.seconds_starting else "")),
             ("memory", f"{summary.peak_memory_mb:,.0f} MB at the peak"),
         ]
         for label, text in lines:  # whole, however narrow the screen: paths get copied
@@ -202,8 +203,13 @@ class Screen:
             self.console.print(line, soft_wrap=True)
 
 
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
 def _stage_row(stage: StageSummary) -> list[str]:
-    name = f"{stage.name} ({stage.algorithm})"
+    name = f"{stage.name} ({stage.algorithm or stage.mode})"
     if stage.is_skipped:
         return [name, str(stage.steps), *[""] * (len(_COLUMNS) - 3), "done before"]
     is_one = stage.eval_before is stage.eval_after  # there was a single evaluation

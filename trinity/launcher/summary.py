@@ -14,10 +14,17 @@ _LAST = 5
 
 @dataclass
 class StageSummary:
-    """Figures of one stage. Times in seconds, memory in MB (2**20 bytes)."""
+    """Figures of one stage. Times in seconds, memory in MB (2**20 bytes).
+
+    Args:
+        algorithm: None if nothing is trained and nothing written to train on.
+        seconds_to_first_step: From the start of the process to the end of the first step.
+        step_seconds: Of the trainer's steps; of the explorer's where it is alone.
+        seconds_training: All of them; rates are those of this time.
+    """
 
     name: str
-    algorithm: str
+    algorithm: str | None
     mode: str
     steps: int = 0
     seconds: float = 0.0
@@ -54,6 +61,14 @@ class RunSummary:
     status: str = "running"
     error: str | None = None
 
+    @property
+    def seconds_starting(self) -> float:
+        """From the start of the process to the begin of the first step; 0 without a step."""
+        for stage in self.stages:
+            if stage.seconds_to_first_step is not None:
+                return stage.seconds_to_first_step - stage.step_seconds[0]
+        return 0.0
+
     def write(self, folder: Path) -> None:
         """``<folder>/summary.json``; numbers that JSON does not know (NaN) become null."""
         text = json.dumps(finite(asdict(self)), indent=2, allow_nan=False)
@@ -76,12 +91,13 @@ class StageRecorder:
         self.summary = summary
         self._process_started = process_started
         self._started = time.time()
-        self._first_step_at: float | None = None
 
     def report(self, role: str, step: int, metrics: Metrics) -> None:
         """Take in one report of ``explorer``, ``trainer``, ``eval`` or ``bench``."""
         {"explorer": self._explorer, "trainer": self._trainer}.get(role, self._eval)(step, metrics)
-        self._update_rates()
+        self.summary.seconds = time.time() - self._started
+        if self._ends_step(role, metrics) or not self._is_alone:
+            self._update_rates()
 
     def end(self) -> None:
         """The stage is over, its last save included, whatever it came to."""
@@ -97,16 +113,12 @@ class StageRecorder:
         summary.samples += int(metrics.get("rollout/experience_count", 0))
         summary.tokens += int(metrics.get("rollout/response_tokens", 0))
         summary.failed_tasks += int(metrics.get("rollout/failed_task_count", 0))
-        if summary.mode == "explore":
+        if self._is_alone:
             summary.steps = step
 
     def _trainer(self, step: int, metrics: Metrics) -> None:
         summary = self.summary
         summary.steps = step
-        summary.step_seconds.append(metrics.get("time/step", 0.0))
-        if self._first_step_at is None:
-            self._first_step_at = time.time()
-            summary.seconds_to_first_step = self._first_step_at - self._process_started
         if "actor/final_loss" in metrics:
             summary.losses.append(metrics["actor/final_loss"])
         if summary.mode == "train":
@@ -123,13 +135,36 @@ class StageRecorder:
             self.summary.eval_before = scores
         self.summary.eval_after = scores
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there is an explorer and no trainer."""
+        return self.summary.mode == "explore"
+
+    def _ends_step(self, role: str, metrics: Metrics) -> bool:
+        """Take in how long a step took, if this is the report that ends one."""
+        seconds = step_seconds(role, self.summary.mode, metrics)
+        if seconds is None:
+            return False
+        self.summary.step_seconds.append(seconds)
+        if self.summary.seconds_to_first_step is None:
+            self.summary.seconds_to_first_step = time.time() - self._process_started
+        return True
+
     def _update_rates(self) -> None:
         summary = self.summary
-        summary.seconds = time.time() - self._started
         spent = sum(summary.step_seconds) or summary.seconds
         summary.seconds_training = spent
         summary.samples_per_second = summary.samples / max(spent, 1e-9)
         summary.tokens_per_second = summary.tokens / max(spent, 1e-9)
+
+
+def step_seconds(role: str, mode: str, metrics: Metrics) -> float | None:
+    """How long a step of the stage took; None if this report of ``role`` does not end one."""
+    if role == "trainer":
+        return metrics.get("time/step", 0.0)
+    if role == "explorer" and mode == "explore":  # its reports of a step are two
+        return metrics.get("explorer/time/step")
+    return None
 
 
 def main_score(scores: dict[str, float]) -> tuple[str, float] | None:

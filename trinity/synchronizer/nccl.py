@@ -13,7 +13,6 @@ only what changed (`trinity.synchronizer.delta`); any other engine gets the whol
 """
 
 import json
-import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.buckets import Entry, describe, lay_out
 from trinity.synchronizer.channel import NamedTensors
 from trinity.synchronizer.link import TRAINER, Link, Load, Patch, fill, open_store
+from trinity.utils.host import own_host
 from trinity.utils.log import get_logger
 
 METHOD = "nccl"
@@ -141,7 +141,7 @@ class _Sender:
         bucket_bytes: int,
         sends_delta: bool,
     ) -> None:
-        self.host = socket.gethostbyname(socket.gethostname())
+        self.host = own_host()
         self._server = dist.TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
         self.port = int(self._server.port)
         self._device = device

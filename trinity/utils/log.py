@@ -2,12 +2,13 @@
 
 import logging
 import os
-import socket
 import sys
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TextIO
+
+from trinity.utils.host import own_host
 
 LOG_DIR_ENV = "TRINITY_LOG_DIR"
 LOG_LEVEL_ENV = "TRINITY_LOG_LEVEL"
@@ -89,7 +90,7 @@ def _log_path(name: str) -> Path | None:
     folder = os.environ.get(LOG_DIR_ENV)
     if not folder:
         return None
-    node = _node_ip() if os.environ.get(LOG_NODE_IP_ENV) else ""
+    node = own_host() if os.environ.get(LOG_NODE_IP_ENV) else ""
     return Path(folder) / node / f"{name}.log"
 
 
@@ -100,10 +101,3 @@ def _handlers(path: Path | None) -> list[logging.Handler]:
     path.parent.mkdir(parents=True, exist_ok=True)
     terminal.setLevel(logging.WARNING)
     return [_File(path, maxBytes=_MAX_BYTES, backupCount=3), terminal]
-
-
-def _node_ip() -> str:
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"

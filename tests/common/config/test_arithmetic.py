@@ -6,8 +6,9 @@ import pytest
 
 from tests.common.config.files import with_edits
 from tests.shapes import QWEN_1_5B, shape_folder
+from trinity.algorithm.sample_strategy.mix import MixSampleStrategy
 from trinity.common.config import Config, derive, memory, split_gpus
-from trinity.common.config.arithmetic import arithmetic_of, max_staleness
+from trinity.common.config.arithmetic import arithmetic_of, max_staleness, rollouts_per_step
 from trinity.common.config.gpus import gpu_problems, near_batches
 from trinity.common.config.memory import checkpoint_bytes, engine_memory, trainer_memory
 from trinity.common.config.shape import ModelShape, find_shape, guess_shape, shape_of
@@ -308,3 +309,11 @@ def test_memory_of_an_engine_adds_up():
     model = filled({}).explorer.rollout_model
     parts = engine_memory(model, shape_of(QWEN_1_5B), 80 * 2**30)
     assert sum(part.bytes for part in parts) == pytest.approx(72 * 2**30)
+
+
+@pytest.mark.parametrize("args", [{}, {"expert_data_ratio": 0.1}, {"expert_data_ratio": 1}])
+def test_rollouts_of_a_mixed_batch_are_what_its_strategy_reads(args):
+    edits = {"algorithm.sample_strategy": "mix", "algorithm.sample_strategy_args": args}
+    config = Config.model_validate(with_edits({**edits, "buffer.train_batch_size": 7}))
+    strategy = MixSampleStrategy(None, 7, {"sft_dataset": None}, **args)
+    assert rollouts_per_step(config) == 7 - strategy.num_expert

@@ -1,12 +1,12 @@
 """The strategy that mixes rollouts with expert data."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from trinity.algorithm.sample_strategy.base import ExperienceSource, Metrics, SampleStrategy
+from trinity.common.config.arithmetic import EXPERT_DATA_RATIO, expert_rows
 from trinity.common.experience import CustomField, Experience
 
 _FIELDS = (
@@ -32,7 +32,7 @@ class MixSampleStrategy(SampleStrategy):
         batch_size: int,
         auxiliary: Mapping[str, ExperienceSource] | None = None,
         *,
-        expert_data_ratio: float = 0.5,
+        expert_data_ratio: float = EXPERT_DATA_RATIO,
         sft_dataset_name: str = "sft_dataset",
     ) -> None:
         super().__init__(reader, batch_size, auxiliary)
@@ -45,7 +45,7 @@ class MixSampleStrategy(SampleStrategy):
                 " Add it there, or name another in sample_strategy_args.sft_dataset_name."
             )
         self.expert_reader = self.auxiliary[sft_dataset_name]
-        self.num_expert = math.ceil(expert_data_ratio * batch_size)
+        self.num_expert = expert_rows(batch_size, expert_data_ratio)
 
     async def read(self, step: int) -> tuple[list[Experience], Metrics]:
         # Rollouts first: a wait that is cancelled must not have used up expert rows.

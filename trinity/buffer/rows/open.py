@@ -12,10 +12,10 @@ from typing import Any
 from trinity.buffer.rows.base import BadRow, BadRowError, DataError, ListRows, PickedRows, Row, Rows
 from trinity.buffer.rows.files import FORMATS, DataFiles, find_files
 from trinity.buffer.rows.jsonl import JsonLines
+from trinity.buffer.rows.split import SplitPart, parse_split
 from trinity.common.constants import StorageType
 from trinity.utils.hub import hub_problem
 
-_SLICE = re.compile(r"^(?P<name>[^\[\]]+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?$")
 _HUB_NAME = re.compile(r"^[\w-][\w.-]*/[\w.-]+$")
 _WHOLE_FILE_BYTES = 256 * 2**20
 
@@ -65,7 +65,7 @@ def open_rows(
         return _not_empty(verifiers_rows(path), path, split)
     token = _shows_progress.set(shows_progress)
     try:
-        parts = [_open_part(path, part.strip(), subset) for part in split.split("+")]
+        parts = [_open_part(path, part, subset) for part in parse_split(split)]
     finally:
         _shows_progress.reset(token)
     return _not_empty(parts[0] if len(parts) == 1 else ChainedRows(parts), path, split)
@@ -77,26 +77,9 @@ def _not_empty(rows: Rows, path: str, split: str) -> Rows:
     return rows
 
 
-def _open_part(path: str, split: str, subset: str | None) -> Rows:
-    match = _SLICE.match(split)
-    if match is None:
-        raise DataError(
-            f"{split!r} is no split. Write a name, 'train[:100]', 'train[10%:20%]' or 'a+b'.",
-            key="split",
-        )
-    rows = _open_split(path, match["name"], subset)
-    if not split.endswith("]"):
-        return rows
-    start = _edge(match["start"], len(rows), 0)
-    stop = _edge(match["stop"], len(rows), len(rows))
-    return PickedRows(rows, range(start, max(start, stop)))
-
-
-def _edge(text: str | None, size: int, default: int) -> int:
-    if text is None:
-        return default
-    edge = round(int(text[:-1]) * size / 100) if text.endswith("%") else int(text)
-    return min(max(edge + size if edge < 0 else edge, 0), size)
+def _open_part(path: str, part: SplitPart, subset: str | None) -> Rows:
+    rows = _open_split(path, part.name, subset)
+    return rows if part.is_whole else PickedRows(rows, part.range(len(rows)))
 
 
 def _open_split(path: str, split: str, subset: str | None) -> Rows:
@@ -105,12 +88,22 @@ def _open_split(path: str, split: str, subset: str | None) -> Rows:
         if _is_path(path):
             raise DataError(f"There is no data at {path!r}. Give a file, a folder or a hub name.")
         return _from_hub(path, split, subset)
-    if (local / "state.json").is_file() or (local / "dataset_dict.json").is_file():
+    if _is_saved(local):
         return _saved_to_disk(local, split)
-    configured = _configured_by_readme(local) if local.is_dir() else False
-    if configured:
-        return _load(path, split, subset)
-    return open_files(find_files(local, split, subset))
+    files = plain_files(path, split, subset)
+    return _load(path, split, subset) if files is None else open_files(files)
+
+
+def plain_files(path: str, split: str, subset: str | None) -> DataFiles | None:
+    """The files of a split that need no one to tell what is in them; None where `datasets` does.
+
+    Raises:
+        DataError: As `find_files`.
+    """
+    local = Path(path).expanduser()
+    if not local.exists() or _is_saved(local) or _configured_by_readme(local):
+        return None
+    return find_files(local, split, subset)
 
 
 def open_files(files: DataFiles) -> Rows:
@@ -145,7 +138,13 @@ def _open_json(path: Path) -> Rows:
     return ListRows(rows, path.name)
 
 
+def _is_saved(local: Path) -> bool:
+    """Whether it is a folder of `Dataset.save_to_disk`."""
+    return (local / "state.json").is_file() or (local / "dataset_dict.json").is_file()
+
+
 def _configured_by_readme(folder: Path) -> bool:
+    """Whether a README says which files are which split, as the hub has it."""
     readme = folder / "README.md"
     if not readme.is_file():
         return False

@@ -30,7 +30,7 @@ def find_advice(config: Config, algorithms: Mapping[str, AlgorithmSpec] = ALGORI
 
 def _batch(case: Case) -> Iterator[str]:
     config = case.config
-    made = config.buffer.batch_size * (config.algorithm.repeat_times or 1)
+    made = config.samples_per_step
     size, wanted = config.buffer.train_batch_size, rollouts_per_step(config)
     said = f"buffer.train_batch_size is {size}"
     if wanted != size:

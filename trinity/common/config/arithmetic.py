@@ -10,7 +10,7 @@ from trinity.common.config.root import Config
 from trinity.common.config.training import training_settings
 from trinity.common.constants import SyncStyle
 
-_EXPERT_DATA_RATIO = 0.5
+EXPERT_DATA_RATIO = 0.5
 """`expert_data_ratio` of `mix` where the file does not name it."""
 
 
@@ -58,15 +58,20 @@ def rollouts_per_step(config: Config) -> int:
     size, algorithm = config.buffer.train_batch_size, config.algorithm
     if algorithm.sample_strategy != "mix":
         return size
-    ratio = (algorithm.sample_strategy_args or {}).get("expert_data_ratio", _EXPERT_DATA_RATIO)
-    return size - math.ceil(float(ratio) * size)
+    ratio = (algorithm.sample_strategy_args or {}).get("expert_data_ratio", EXPERT_DATA_RATIO)
+    return size - expert_rows(size, float(ratio))
+
+
+def expert_rows(batch_size: int, ratio: float) -> int:
+    """Rows of a batch of `mix` that are expert data."""
+    return math.ceil(ratio * batch_size)
 
 
 def arithmetic_of(config: Config, split: GPUSplit) -> Arithmetic:
     """The numbers of ``config``, which must be filled in."""
     model, buffer = config.model, config.buffer
     tasks = buffer.batch_size if config.mode.explores else 0
-    samples = config.algorithm.repeat_times or 1
+    samples = config.samples_per_task
     prompt, response = model.max_prompt_tokens or 0, model.max_response_tokens or 0
     rows = buffer.train_batch_size
     copies = max(split.trainer // ranks_per_row(config.trainer), 1)
@@ -76,7 +81,7 @@ def arithmetic_of(config: Config, split: GPUSplit) -> Arithmetic:
     return Arithmetic(
         tasks=tasks,
         samples=samples,
-        experiences=tasks * samples,
+        experiences=config.samples_per_step if config.mode.explores else 0,
         prompt_tokens=tasks * prompt,
         response_tokens=tasks * samples * response,
         train_batch=rows if config.mode.trains else 0,

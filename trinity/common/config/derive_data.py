@@ -34,9 +34,8 @@ def _derive_batch(filler: Filler, spec: AlgorithmSpec) -> None:
     config = filler.config
     if spec.schema != "experience":
         return
-    repeat = config.algorithm.repeat_times or 1
-    why = f"batch_size {config.buffer.batch_size} * repeat_times {repeat}"
-    filler.default("buffer.train_batch_size", config.buffer.batch_size * repeat, why)
+    why = f"batch_size {config.buffer.batch_size} * repeat_times {config.samples_per_task}"
+    filler.default("buffer.train_batch_size", config.samples_per_step, why)
 
 
 def _derive_tasksets(filler: Filler) -> None:

@@ -176,8 +176,8 @@ def batch_problems(config: Config, copies: int) -> Iterator[Problem]:
     message = (
         f"{size} experiences a step cannot be split evenly over {copies} ranks of the trainer."
     )
-    repeat = config.algorithm.repeat_times or 1
-    proposals = ", ".join(str(n) for n in near_batches(size, copies, repeat))
+    near = near_batches(size, copies, config.samples_per_task)
+    proposals = ", ".join(map(str, near))
     fix = f"Set `buffer.train_batch_size` to one of {proposals}, or change the number of ranks."
     yield Problem("buffer.train_batch_size", message, fix, size)
 

@@ -37,5 +37,5 @@ def batch_tokens(config: Config) -> int:
     prompt = config.model.max_prompt_tokens or 0
     if not config.trainer.enable_shared_prefix or not prompt < longest:
         return rows * longest
-    prompts = -(-rows // (config.algorithm.repeat_times or 1))
+    prompts = -(-rows // config.samples_per_task)
     return rows * (longest - prompt) + prompts * prompt

@@ -143,6 +143,16 @@ class Config(ConfigModel):
         """The file this came from; empty for one made in Python."""
         return self._source
 
+    @property
+    def samples_per_task(self) -> int:
+        """Of an explorer step."""
+        return self.algorithm.repeat_times or 1
+
+    @property
+    def samples_per_step(self) -> int:
+        """Of all tasks of an explorer step."""
+        return self.buffer.batch_size * self.samples_per_task
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this configuration as a YAML file that `load_config` reads back."""
         import yaml

@@ -18,7 +18,9 @@ from trinity.common.models.protocol import (
 )
 from trinity.engine.openai.pacing import Pacer, wait_before_retry
 from trinity.engine.openai.settings import OpenAIEngineSettings
+from trinity.utils.refusal import reason_of
 
+_MOST_CHARACTERS = 300  # of an answer that may be a page
 _NO_TOKENS = (
     "The model {model!r} is behind an outside service, which gives texts but no token ids: it can "
     "be asked and compared (mode bench, auxiliary models), not trained or scored."
@@ -203,7 +205,4 @@ def _reply(choice: Mapping[str, Any]) -> TextReply:
 
 
 def _reason(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return response.text[:300]
+    return reason_of(response.text)[:_MOST_CHARACTERS]

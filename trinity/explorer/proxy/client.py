@@ -1,10 +1,10 @@
 """`TrinityClient`: talks to a run in mode `serve` from a program of the user's."""
 
-import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trinity.utils.refusal import reason_of
 from trinity.utils.threads import run_sync
 
 if TYPE_CHECKING:
@@ -91,16 +91,7 @@ class TrinityClient:
         async with httpx.AsyncClient(timeout=_TIMEOUT_S, headers=headers) as client:
             answer = await client.request(method, f"{self._url}{path}", json=body)
         if answer.is_error:
-            text = f"{method} {path}: {answer.status_code}. {_reason(answer.text)}"
+            text = f"{method} {path}: {answer.status_code}. {reason_of(answer.text)}"
             raise httpx.HTTPStatusError(text, request=answer.request, response=answer)
         found: dict[str, Any] = answer.json()
         return found
-
-
-def _reason(body: str) -> str:
-    """What the service says went wrong: the message in the body, or all of it."""
-    try:
-        told = json.loads(body)
-        return str(told["error"]["message"] if "error" in told else told["detail"])
-    except (ValueError, KeyError, TypeError):
-        return body

@@ -1,11 +1,11 @@
 """Where the ranks of a trainer meet: a store that the first of them serves."""
 
-import socket
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from trinity.trainer.backends.torch.sharding import RankSettings
+from trinity.utils.host import own_host
 
 
 class MeetingPlace:
@@ -22,7 +22,7 @@ class MeetingPlace:
 
     def address(self) -> str:
         """This host, and the port of the first rank's store; the other ranks have none."""
-        host = _own_host()
+        host = own_host()
         if self._rank != 0:
             return f"{host}:0"
         if self._served is None:
@@ -37,16 +37,3 @@ class MeetingPlace:
             return self._served
         host, _, port = address.rpartition(":")
         return dist.TCPStore(host, int(port), is_master=False, timeout=self._timeout)
-
-
-def _own_host() -> str:
-    """An address of this machine that others reach, if it has one."""
-    host = socket.gethostbyname(socket.gethostname())
-    if not host.startswith("127."):
-        return host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 1))  # sends nothing
-        except OSError:
-            return host
-        return str(probe.getsockname()[0])
