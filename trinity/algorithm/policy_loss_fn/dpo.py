@@ -18,6 +18,9 @@ class DPOPolicyLossFn(PolicyLossFn):
     ``d`` is the log ratio to the reference of the chosen row less that of the rejected one, each
     summed over its own tokens. A pair with an answer of no trained token is left out.
 
+    The loss itself compares with the reference, so that model is loaded whatever `kl_loss_fn` is:
+    `kl_loss_fn: none` leaves out the KL term that is added to this loss, and nothing else.
+
     Args:
         beta: How hard the policy is held to the reference.
         label_smoothing: Probability ``ls`` that a preference is the wrong way round.

@@ -13,7 +13,7 @@ def count_rows(
     path: str,
     split: str = "train",
     subset: str | None = None,
-    storage_type: StorageType = StorageType.FILE,
+    storage_type: StorageType | str = StorageType.FILE,
 ) -> int | None:
     """The rows that `open_rows` would find; None if these files do not tell."""
     if storage_type is not StorageType.FILE:
