@@ -189,6 +189,26 @@ async def test_a_killed_process_is_noticed_by_all_calls(part: Part) -> None:
     await end_of(part.add)
 
 
+async def test_of_several_processes_the_dead_one_is_told(part: Part) -> None:
+    others = [spawn(Part, name=f"beside_{n}", namespace=NAMESPACE) for n in range(3)]
+    everyone = [*others[:2], part, others[2], Part()]
+    assert await actor.first_death(everyone, LIMIT_S) is None
+    os.kill(await others[1].pid(), signal.SIGKILL)
+    died = await actor.first_death(everyone, LIMIT_S)
+    assert died is not None and "beside_1" in str(died)
+    for other in others:
+        actor.kill(other)
+
+
+async def test_a_process_without_a_sign_is_let_be(part: Part) -> None:
+    process = psutil.Process(await part.pid())
+    process.suspend()
+    try:
+        assert await actor.first_death([part], timeout_s=0.2) is None
+    finally:
+        process.resume()
+
+
 async def test_kill_ends_the_process(part: Part) -> None:
     process = psutil.Process(await part.pid())
     actor.kill(part)

@@ -9,7 +9,7 @@ import contextlib
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -82,6 +82,9 @@ class Process:
         """Take the calls of all again."""
         self._is_open = True
 
+    async def sign_of_life(self) -> None:
+        """What only a process that lives can answer."""
+
     async def call(
         self,
         method: str,
@@ -137,16 +140,12 @@ class _Remote:
             task: Any = self._actor.call.options(name=f"{self._name}.{method}")
             reference: ray.ObjectRef[_Outcome] = task.remote(method, args, kwargs, self._is_repair)
             try:
-                outcome = await reference
+                outcome = await self._answer(reference)
             except asyncio.CancelledError:
                 if ray.is_initialized():  # else `cancel` would start a cluster of its own
                     with contextlib.suppress(Exception):  # the actor is gone, or Ray is
                         ray.cancel(reference)
                 raise
-            except ActorUnavailableError:
-                raise ProcessRestarted(f"{self._name}: {_KILLED}; it is started again") from None
-            except _DEATHS as error:
-                raise ProcessDied(f"{self._name}: {_cause_of_death(error)}") from None
             except RayTaskError as error:  # the arguments can't be read there
                 raise RuntimeError(f"{self._name}: {_last_line(str(error))}") from error
             if outcome.is_stillborn:
@@ -154,6 +153,19 @@ class _Remote:
             return _opened(outcome)
 
         return call
+
+    async def _answer(self, reference: "ray.ObjectRef[T]") -> T:
+        """What the process answers, or how it ended."""
+        try:
+            return await reference
+        except ActorUnavailableError:
+            raise ProcessRestarted(f"{self._name}: {_KILLED}; it is started again") from None
+        except _DEATHS as error:
+            raise ProcessDied(f"{self._name}: {_cause_of_death(error)}") from None
+
+    async def _sign_of_life(self) -> None:
+        asked: Any = self._actor.sign_of_life
+        await self._answer(asked.remote())
 
     def __reduce__(self) -> tuple[type, tuple[ActorHandle, str, bool]]:
         return _Remote, (self._actor, self._name, self._is_repair)
@@ -248,6 +260,30 @@ async def reopen(stand_in: object) -> None:
     if isinstance(stand_in, _Remote):
         reopened: Any = stand_in._actor.reopen
         await reopened.remote()
+
+
+async def first_death(stand_ins: Sequence[object], timeout_s: float) -> ProcessDied | None:
+    """The first process of which news comes that it died; None if all others give a sign of life.
+
+    One that is dead now can't give it, however late Ray hears of its death; so whoever saw a
+    connection break off learns here whose end did that. Plain objects live.
+
+    Args:
+        timeout_s: After which a process without a sign, whose machine may be gone, is let be.
+    """
+    remote = [thing for thing in stand_ins if isinstance(thing, _Remote)]
+    signs = [asyncio.ensure_future(stand_in._sign_of_life()) for stand_in in remote]
+    try:
+        for sign in asyncio.as_completed(signs, timeout=timeout_s):
+            await sign
+    except ProcessDied as error:
+        return error
+    except TimeoutError:
+        return None
+    finally:
+        for sign in signs:
+            sign.cancel()
+    return None
 
 
 def is_remote(thing: object) -> bool:

@@ -26,7 +26,8 @@ from trinity.utils import actor
 
 T = TypeVar("T")
 
-_DEATH_NEWS_S = 3.0  # until Ray has told that a process died
+_SIGN_OF_LIFE_S = 120.0
+"""Within which a living rank answers, on however busy a machine."""
 
 
 class RankGroup:
@@ -150,26 +151,35 @@ class RankGroup:
     async def _each(self, calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """One call for each rank, all at once.
 
-        An error leaves the others waiting for that rank; they may fail of it too, so the death of
-        a process is what is raised, if there is one.
+        An error leaves the others waiting for that rank, so one is enough. Which one is raised:
+        `_cause`.
         """
         tasks = [asyncio.ensure_future(call) for call in calls]
+        errors: list[BaseException] = []
+        for task in tasks:
+            task.add_done_callback(lambda done: errors.extend(_error(done)))
         try:
-            _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            errors = _errors(tasks)
-            if errors and waiting:
-                await asyncio.wait(tasks, timeout=_DEATH_NEWS_S)
-                errors += _errors(tasks)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if errors:
+                self._is_broken = True
+                raise await self._cause(errors)
         except asyncio.CancelledError:
             self._is_broken = True
             raise
         finally:
             for task in tasks:
                 task.cancel()
-        if errors:
-            self._is_broken = True
-            raise next((e for e in errors if isinstance(e, actor.ProcessDied)), errors[0])
         return [task.result() for task in tasks]
+
+    async def _cause(self, errors: Sequence[BaseException]) -> BaseException:
+        """Of errors in the order they came, the one that the others are of.
+
+        When the process of a rank ends, collectives fail at all the others, and often sooner than
+        Ray tells of the death. So every rank is asked for a sign of life before one of them is
+        blamed; a rank that died is to blame, else the one that failed first.
+        """
+        told = next((error for error in errors if isinstance(error, actor.ProcessDied)), None)
+        return told or await actor.first_death(self.ranks, _SIGN_OF_LIFE_S) or errors[0]
 
     def _placed(self, parts: Sequence["_Part"]) -> Iterator[tuple[TorchTrainRank, "_Part"]]:
         """Every rank with the rows that it works on."""
@@ -224,9 +234,10 @@ class RankGroup:
         ]
 
 
-def _errors(tasks: Sequence["asyncio.Future[T]"]) -> list[BaseException]:
-    found = [task.exception() for task in tasks if task.done() and not task.cancelled()]
-    return [error for error in found if error is not None]
+def _error(task: "asyncio.Future[T]") -> list[BaseException]:
+    """What a call that is done failed of, if it did."""
+    error = None if task.cancelled() else task.exception()
+    return [] if error is None else [error]
 
 
 class _Part:
