@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from trinity.synchronizer.buckets import describe, lay_out
+from trinity.synchronizer.link import TRAINER, Link, open_store
 from trinity.synchronizer.nccl import NCCLChannel, NCCLReceiver, ask
 
 CPU = torch.device("cpu")
@@ -102,3 +105,29 @@ def test_an_engine_that_asks_and_dies_keeps_nobody_waiting():
     [(delivery, found)] = fetch(replace(ticket.payload, timeout_s=60), receivers(), "alive")
     assert delivery.version == 1 and is_same(found, sent)
     channel.close()
+
+
+def test_an_end_that_is_left_alone_names_itself_and_the_tensors():
+    """The trainer ends after the first bucket, which its engine waits in vain for the rest of."""
+    sent = weights(1)
+    entries = [describe(name, tensor) for name, tensor in sent.items()]
+    buckets = lay_out(entries, 1000)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def link(rank):
+        return Link(open_store("127.0.0.1", store.port, 60), "one", rank, 2, CPU, 60)
+
+    with ThreadPoolExecutor(2) as pool:
+        trainer, engine = pool.map(link, (TRAINER, 1))
+    received = []
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(engine.receive, buckets, received.extend)
+        trainer.send(list(sent.values()), buckets[:1], None)
+        del trainer
+        with pytest.raises(RuntimeError) as told:
+            waiting.result(60)
+    first, last = buckets[1].slots[0].name, buckets[1].slots[-1].name
+    names = first if first == last else f"{first} to {last}"
+    assert [name for name, _ in received] == [slot.name for slot in buckets[0].slots]
+    assert f"Weights ({names}) of one did not get through" in str(told.value)
+    assert "at rank 1 of 2 (worker 0 of the engine)" in str(told.value)

@@ -34,6 +34,8 @@ class Link:
     ) -> None:
         self._device = device
         self._name = name
+        self._place = f"rank {rank} of {size} ({_role(rank)})"
+        self._passing: list[tuple[Bucket, torch.cuda.Event]] = []
         self._store = store
         self._timeout_s = timeout_s
         self._patcher = Patcher()
@@ -47,7 +49,7 @@ class Link:
         with self._on_stream(ready):
             for number, (bucket, buffer) in enumerate(self._through(buckets)):
                 fill(bucket, buffer, tensors)
-                self._broadcast(buffer)
+                self._broadcast(bucket, buffer)
                 digest.add(f"bucket {number}", buffer)
             self._wait()
             return digest.hexdigest()
@@ -69,7 +71,7 @@ class Link:
                 self._store.set(f"part/{request}/{number}", str(count))
                 sent = buffer if message is None else message
                 if len(sent):
-                    self._broadcast(sent)
+                    self._broadcast(bucket, sent)
                     digest.add(f"bucket {number}, {count}", sent)
             self._wait()
             return digest.hexdigest()
@@ -85,7 +87,7 @@ class Link:
                 sent = buffer if count < 0 else buffer[: message_bytes(bucket, count)]
                 if not len(sent):
                     continue
-                self._broadcast(sent)
+                self._broadcast(bucket, sent)
                 digest.add(f"bucket {number}, {count}", sent)
                 num_bytes += len(sent)
                 if count < 0:
@@ -100,7 +102,7 @@ class Link:
         digest = WeightsDigest()
         with self._on_stream(None):
             for number, (bucket, buffer) in enumerate(self._through(buckets)):
-                self._broadcast(buffer)
+                self._broadcast(bucket, buffer)
                 load([(slot.name, slot.of(buffer)) for slot in bucket.slots])
                 digest.add(f"bucket {number}", buffer)
             self._wait()
@@ -116,11 +118,17 @@ class Link:
         while self._stream is not None and not self._stream.query():
             if time.monotonic() > end:
                 self._group.abort()
-                raise TimeoutError(
-                    f"Weights of {self._name} did not get through within {self._timeout_s:.0f} s: "
-                    "the other end died or hangs."
-                )
+                stuck = (bucket for bucket, passed in self._passing if not passed.query())
+                within = f"within {self._timeout_s:.0f} s: the other end died or hangs"
+                raise TimeoutError(self._told(next(stuck, None), within))
             time.sleep(_SPIN_S)
+        self._passing.clear()
+
+    def _told(self, bucket: Bucket | None, why: str) -> str:
+        """Which weights did not get through, and at whom."""
+        names = [slot.name for slot in bucket.slots] if bucket is not None else []
+        which = f"({' to '.join(dict.fromkeys((names[0], names[-1])))}) " if names else ""
+        return f"Weights {which}of {self._name} did not get through at {self._place} {why}."
 
     def _through(
         self, buckets: Sequence[Bucket], zeroes: bool = False
@@ -137,10 +145,16 @@ class Link:
             buffer = self._buffers[number % 2][: bucket.num_bytes]
             yield bucket, buffer.zero_() if zeroes else buffer
 
-    def _broadcast(self, buffer: Tensor) -> None:
+    def _broadcast(self, bucket: Bucket, buffer: Tensor) -> None:
+        """Send or receive what is to be sent of ``bucket``; on a GPU, have that begin."""
         options = dist.distributed_c10d.BroadcastOptions()
         options.rootRank = TRAINER
-        self._group.broadcast([buffer], options).wait()
+        try:
+            self._group.broadcast([buffer], options).wait()
+        except RuntimeError as error:
+            raise RuntimeError(self._told(bucket, f"({error})")) from error
+        if self._stream is not None:
+            self._passing.append((bucket, self._stream.record_event()))
 
     @contextmanager
     def _on_stream(self, ready: Any) -> Iterator[None]:
@@ -154,6 +168,10 @@ class Link:
             else:
                 self._stream.wait_event(ready)
             yield
+
+
+def _role(rank: int) -> str:
+    return "the trainer" if rank == TRAINER else f"worker {rank - 1} of the engine"
 
 
 def _process_group(store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
