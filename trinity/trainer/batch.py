@@ -13,6 +13,7 @@ from torch import Tensor
 from trinity.common.experience import Experience, split_dpo_experience_to_single_turn
 from trinity.common.models.vision import PIXELS
 
+_NAMED = 3  # rows that a message names
 #: Field of an experience -> name of its column, both [B, T].
 _RESPONSE_FIELDS = {
     "action_mask": "action_mask",
@@ -257,3 +258,16 @@ def _custom_columns(rows: Sequence[Experience]) -> dict[str, Tensor]:
         is_scalar = all(v.ndim == 0 for v in values)
         columns[name] = torch.stack(values) if is_scalar else _pad(values, width)
     return columns
+
+
+def infinite_columns(batch: TrainBatch) -> str:
+    """Which columns are not finite on trained tokens, and in which rows; "" if all are."""
+    mask_BT, found = batch["action_mask"], []
+    for name, column in batch.columns().items():
+        if column.is_floating_point() and column.shape == mask_BT.shape:
+            rows = (~column.isfinite() & mask_BT).any(dim=1).nonzero().flatten().tolist()
+            if rows:
+                more = ", ..." if len(rows) > _NAMED else ""
+                which = ", ".join(map(str, rows[:_NAMED]))
+                found.append(f"{name} is not finite in row {which}{more}")
+    return ", ".join(found)

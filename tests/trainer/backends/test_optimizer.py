@@ -1,5 +1,6 @@
 """Learning rates worked out by hand; optimizer steps against PyTorch's own AdamW."""
 
+import logging
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from trinity.trainer.backends.torch.optimizer import OptimizerSettings
 from trinity.trainer.backends.torch.schedule import Schedule
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.loss import Objective
+from trinity.utils.log import get_logger
 
 
 def factors(schedule: Schedule, count: int) -> list[float]:
@@ -72,3 +74,47 @@ async def test_steps_are_those_of_plain_adamw(tmp_path, clip):
     weights = engine._trained("actor").optimizer.weights.masters
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(weights[name], parameter, atol=2e-6, rtol=1e-5)
+
+
+@pytest.fixture
+def told():
+    """What the trainer's log says."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = get_logger("trainer")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_a_gradient_that_is_not_finite_is_told_by_name_and_changes_nothing(
+    tmp_path, told, dtype
+):
+    engine = TorchTrainEngine(settings(model_folder(tmp_path / "model"), dtype=dtype))
+    await engine.prepare()
+    objective, batch = Objective.from_names("ppo"), TrainBatch.from_experiences(groups())
+    weights = engine._trained("actor").optimizer.weights
+    before = {name: weight.clone() for name, weight in weights.masters.items()}
+    await engine.forward_backward(batch, objective)
+    name = "model.layers.1.mlp.up_proj.weight"
+    gradient = weights.split.gradients[name] if weights.split else weights.masters[name].grad
+    gradient[3, 3] = math.inf
+    metrics = await engine.optim_step()
+    assert metrics["actor/skipped_updates"] == 1
+    assert all(torch.equal(weights.masters[name], weight) for name, weight in before.items())
+    [line] = [line for line in told if "Update" in line]
+    assert line == f"Update 1 of the actor is left out: the gradient is not finite at {name}."
+    await engine.forward_backward(batch, objective)
+    assert "actor/skipped_updates" not in await engine.optim_step()
+
+
+async def test_a_loss_that_is_not_finite_names_what_it_was_given(tmp_path, told):
+    engine = TorchTrainEngine(settings(model_folder(tmp_path / "model")))
+    await engine.prepare()
+    experiences = groups()
+    experiences[5].advantages = torch.full_like(experiences[5].advantages, math.nan)
+    batch = TrainBatch.from_experiences(experiences)
+    await engine.forward_backward(batch, Objective.from_names("ppo"))
+    assert "The loss of the actor is nan: advantages is not finite in row 5." in told

@@ -87,8 +87,9 @@ async def test_of_living_ranks_the_first_that_failed_is_blamed():
     await fail(ranks[0], "RuntimeError: Connection closed by peer")
     for rank in ranks:
         await lives(rank)
-    with pytest.raises(RuntimeError, match="the loss is no number"):
+    with pytest.raises(RuntimeError, match="the loss is no number") as told:
         await asyncio.wait_for(task, LIMIT_S)
+    assert "This was rank 2 of 3." in told.value.__notes__
 
 
 async def test_of_two_dead_ranks_the_first_of_the_news_is_blamed():

@@ -1,6 +1,7 @@
 """`TorchTrainEngine`: models, their optimizers and their checkpoints in one process."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from trinity.trainer.backends.torch.state import (
     load_state,
 )
 from trinity.trainer.backends.torch.varlen import use_flash_attention_4
-from trinity.trainer.batch import TrainBatch
+from trinity.trainer.batch import TrainBatch, infinite_columns
 from trinity.trainer.engine import ModelRole, TrainedRole
 from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NAMED = 3  # weights that a message names
 _WRITERS = 4  # files of a checkpoint that a process writes at once
 
 
@@ -56,6 +58,9 @@ class TorchTrainEngine:
         settings: What to train and how.
         channel: Carries weights to the engines; None if nobody takes them.
     """
+
+    _place = ""
+    """Where among several ranks this is, for messages."""
 
     def __init__(
         self, settings: TorchEngineSettings, channel: "WeightChannel | None" = None
@@ -105,7 +110,15 @@ class TorchTrainEngine:
         if self._channel is not None and which == "actor":
             self._channel.before_change()
         with self._telling(f"optimizer step of the {which}", has_tokens=False):
-            return self._trained(which).optimizer.step()
+            optimizer = self._trained(which).optimizer
+            metrics = optimizer.step()
+        if optimizer.infinite:
+            names, more = optimizer.infinite[:_NAMED], len(optimizer.infinite) - _NAMED
+            rest = f" and {more} more" if more > 0 else ""
+            text = "Update %d of the %s is left out%s: the gradient is not finite at %s%s."
+            where = (optimizer.num_steps, which, self._place, ", ".join(names), rest)
+            self._logger.warning(text, *where)
+        return metrics
 
     def _telling(self, phase: str, has_tokens: bool = True) -> AbstractContextManager[None]:
         """Within, running out of GPU memory names the setting to change."""
@@ -209,7 +222,12 @@ class TorchTrainEngine:
     ) -> updates.Share:
         work = self._working().at_work(*self._model(which))
         with self._telling(f"training pass of the {which}"), work as model:
-            return updates.backward(model, batch, objective, plan, scope)
+            share = updates.backward(model, batch, objective, plan, scope)
+        if not math.isfinite(share.loss):
+            why = infinite_columns(batch) or "what is given is finite, what the model makes is not"
+            text = "The loss of the %s is %s%s: %s."
+            self._logger.warning(text, which, share.loss, self._place, why)
+        return share
 
     def _backward_from(
         self,

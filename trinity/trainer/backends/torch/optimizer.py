@@ -35,6 +35,8 @@ class MasterOptimizer:
         self.weights = weights
         self.settings = settings
         self.num_steps = 0
+        self.infinite: list[str] = []
+        """Weights whose gradient kept the last step from being made, of those held here."""
         self._adam = torch.optim.AdamW(
             list(weights.leaves.items()),
             lr=settings.lr,
@@ -57,6 +59,7 @@ class MasterOptimizer:
         norm = self.weights.gradient_norm()
         lr = self.settings.lr * self.settings.schedule.factor(self.num_steps)
         metrics = {"grad_norm": float(norm), "lr": lr}
+        self.infinite = [] if torch.isfinite(norm) else self.weights.infinite_gradients()
         if not torch.isfinite(norm):
             metrics["skipped_updates"] = 1.0
         else:

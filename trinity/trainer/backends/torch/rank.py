@@ -36,6 +36,7 @@ class TorchTrainRank(TorchTrainEngine, CheckpointParts):
     ) -> None:
         super().__init__(settings, channel)
         self._rank = rank
+        self._place = f" at rank {rank.rank}"
         self._meeting = MeetingPlace(rank)
         self._ranks: Ranks | None = None
         self._held = {}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -156,8 +157,8 @@ class RankGroup:
         """
         tasks = [asyncio.ensure_future(call) for call in calls]
         errors: list[BaseException] = []
-        for task in tasks:
-            task.add_done_callback(lambda done: errors.extend(_error(done)))
+        for number, task in enumerate(tasks):
+            task.add_done_callback(partial(self._take_error, errors, number))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             if errors:
@@ -170,6 +171,15 @@ class RankGroup:
             for task in tasks:
                 task.cancel()
         return [task.result() for task in tasks]
+
+    def _take_error(
+        self, errors: list[BaseException], number: int, call: "asyncio.Future[Any]"
+    ) -> None:
+        """Put what a rank's call failed of, if it did, at the end of ``errors``."""
+        error = None if call.cancelled() else call.exception()
+        if error is not None:
+            error.add_note(f"This was rank {number} of {len(self.ranks)}.")
+            errors.append(error)
 
     async def _cause(self, errors: Sequence[BaseException]) -> BaseException:
         """Of errors in the order they came, the one that the others are of.
@@ -232,12 +242,6 @@ class RankGroup:
         return [
             _Part.of(batch, rows, plan) for rows, plan in zip(shares, _align(plans), strict=True)
         ]
-
-
-def _error(task: "asyncio.Future[T]") -> list[BaseException]:
-    """What a call that is done failed of, if it did."""
-    error = None if task.cancelled() else task.exception()
-    return [] if error is None else [error]
 
 
 class _Part:

@@ -82,6 +82,13 @@ class Weights:
         """L2 norm over all masters."""
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.gradients())))
 
+    def infinite_gradients(self) -> list[str]:
+        """Names of the masters whose gradient is not finite, in the part that is held here."""
+        held = {name: master.grad for name, master in self.masters.items()}
+        if self.split is not None:
+            held = dict(self.split.gradients)
+        return [name for name, g in held.items() if g is not None and not g.isfinite().all()]
+
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the model, where they are not split."""
