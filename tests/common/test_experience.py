@@ -18,9 +18,11 @@ from trinity.common.experience import (
     CustomField,
     Experience,
     deserialize_many,
+    from_hf_datasets,
     group_by,
     serialize_many,
     split_dpo_experience_to_single_turn,
+    to_hf_datasets,
 )
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -122,6 +124,40 @@ def test_every_field_survives_the_bytes(batch: list[Experience]) -> None:
     assert len(restored) == len(batch)
     for before, after in zip(batch, restored, strict=True):
         assert_same(before, after)
+
+
+@given(st.lists(experiences(), max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_every_field_survives_the_data_set(batch: list[Experience]) -> None:
+    restored = from_hf_datasets(to_hf_datasets(batch))
+    assert len(restored) == len(batch)
+    for before, after in zip(batch, restored, strict=True):
+        assert_same(before, after)
+
+
+def test_rows_of_a_data_set_may_be_chosen_saved_and_joined(tmp_path) -> None:
+    import datasets
+
+    batch = [
+        Experience(tokens=[1, 2, n], reward=n, info={"n": n, "list": [1, "a"]}) for n in range(4)
+    ]
+    made = to_hf_datasets(batch)
+    assert made.column_names[0] == "tokens" and made[2]["tokens"] == [1, 2, 2]
+    assert made["reward"][3] == 3.0
+    made.add_column("note", ["a", "b", "c", "d"]).save_to_disk(tmp_path / "saved")
+    loaded = datasets.load_from_disk(str(tmp_path / "saved"))
+    found = from_hf_datasets(datasets.concatenate_datasets([loaded.select([3, 1]), made]))
+    for before, after in zip([batch[3], batch[1], *batch], found, strict=True):
+        assert_same(before, after)
+
+
+def test_another_data_set_and_values_without_a_type_are_refused() -> None:
+    import datasets
+
+    with pytest.raises(ValueError, match="it has no column 'action_mask'"):
+        from_hf_datasets(datasets.Dataset.from_dict({"tokens": [[1]]}))
+    with pytest.raises(TypeError, match="is nothing that JSON knows"):
+        to_hf_datasets([Experience(tokens=[1, 2], info={"x": torch.eye(2)})])
 
 
 @given(experiences(), st.data())

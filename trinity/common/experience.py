@@ -8,12 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from secrets import token_hex
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from trinity.common import wire
+
+if TYPE_CHECKING:
+    from datasets import Dataset  # brings pandas
 
 #: Tensor field -> dtype it is kept in. All but ``tokens`` have one entry per response token.
 TENSOR_FIELDS: dict[str, torch.dtype] = {
@@ -346,6 +349,45 @@ def deserialize_many(payload: bytes) -> list[Experience]:
         return [_restore(columns.keys(), row) for row in zip(*columns.values(), strict=True)]
     except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(f"The bytes hold something else than experiences: {error!r}") from error
+
+
+def to_hf_datasets(experiences: Sequence[Experience]) -> "Dataset":
+    """Experiences as a data set of Hugging Face's `datasets`, a row each; nothing is lost.
+
+    Raises:
+        TypeError: ``info``, ``metrics`` or a message holds what JSON has no type for.
+    """
+    from trinity.common.hf_datasets import make_dataset
+
+    names = (*TENSOR_FIELDS, *_PLAIN_FIELDS)
+    columns = {name: [getattr(e, name) for e in experiences] for name in names}
+    columns["eid"] = [_pack_eid(e.eid) for e in experiences]
+    columns["custom_fields"] = [_pack_custom_fields(e.custom_fields) for e in experiences]
+    columns["multi_modal_inputs"] = [e.multi_modal_inputs for e in experiences]
+    return make_dataset(columns, TENSOR_FIELDS)
+
+
+def from_hf_datasets(dataset: "Dataset") -> list[Experience]:
+    """The experiences of a data set of `to_hf_datasets`, whose rows may be chosen and ordered anew.
+
+    Raises:
+        ValueError: It is another data set, or a length does not fit the tokens.
+    """
+    from trinity.common.hf_datasets import read_dataset
+
+    wanted = {*TENSOR_FIELDS, *_PLAIN_FIELDS, "eid", "custom_fields", "multi_modal_inputs"}
+    missing = sorted(wanted - set(dataset.column_names))
+    if missing:
+        raise ValueError(
+            f"The data set holds no experiences: it has no column {missing[0]!r}. "
+            "`to_hf_datasets` makes such data sets."
+        )
+    columns = read_dataset(dataset.select_columns(sorted(wanted)), TENSOR_FIELDS)
+    columns["eid"] = [_unpack_eid(ids) for ids in columns["eid"]]
+    columns["custom_fields"] = [
+        _unpack_custom_fields(fields) for fields in columns["custom_fields"]
+    ]
+    return [_restore(columns.keys(), row) for row in zip(*columns.values(), strict=True)]
 
 
 def _columns(table: wire.Table) -> dict[str, Sequence[object]]:
