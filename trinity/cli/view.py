@@ -1,4 +1,4 @@
-"""`trinity view`: the page that shows the experiences of a database."""
+"""`trinity view`: the page that shows the experiences of a database, or the data in it."""
 
 from pathlib import Path
 
@@ -10,7 +10,12 @@ CONFIG = typer.Option(None, "--config", "-c", help="YAML file of a run: what it 
 URL = typer.Option(None, "--url", help="Database, or the path of a SQLite file.")
 TABLE = typer.Option(None, "--table", help="Name of the buffer in it.")
 TOKENIZER = typer.Option(None, "--tokenizer", help="Model folder whose tokenizer reads the tokens.")
+SCHEMA = typer.Option(
+    None, "--schema", help="experience, sft, dpo or task; None: what the table holds."
+)
 PORT = typer.Option(8502, "--port", "-p", help="Port of the page.")
+
+_SCHEMAS = ("experience", "sft", "dpo", "task")
 
 
 def command(
@@ -18,14 +23,17 @@ def command(
     url: str = URL,
     table: str = TABLE,
     tokenizer: str = TOKENIZER,
+    schema: str = SCHEMA,
     port: int = PORT,
     host: str = HOST,
 ) -> None:
-    """Show what was sampled or trained on, on a page in the browser. Ends with Ctrl-C."""
+    """Show what was sampled or trained on, or tasks, on a page in the browser. Ends with Ctrl-C."""
     from trinity.cli.usage import UsageError
 
-    found = _of_run(config) if config is not None else {}
-    given = {"url": url, "table": table, "tokenizer": tokenizer}
+    if schema not in (None, *_SCHEMAS):
+        raise UsageError(f"--schema is {schema!r}; it may be {', '.join(_SCHEMAS)}.")
+    found = {} if config is None else _tasks_of(config) if schema == "task" else _of_run(config)
+    given = {"url": url, "table": table, "tokenizer": tokenizer, "schema": schema}
     found |= {name: value for name, value in given.items() if value}
     if not found.get("url"):
         raise UsageError("Name the run with --config, or a database with --url and --table.")
@@ -55,3 +63,17 @@ def _of_run(config: Path) -> dict[str, str]:
             "`data_processor.experience_pipeline.save_input: true`."
         )
     return {"url": path, "table": table, "tokenizer": tokenizer}
+
+
+def _tasks_of(config: Path) -> dict[str, str]:
+    """The first set of tasks that is in a database."""
+    from trinity.cli.usage import UsageError
+    from trinity.common.config import derive, iterate_stages, load_config
+    from trinity.common.constants import StorageType
+
+    for _, stage in iterate_stages(load_config(config)):
+        tasks = derive(stage).config.buffer.explorer_input
+        for taskset in [*tasks.tasksets, *tasks.eval_tasksets]:
+            if taskset.storage_type is StorageType.SQL:
+                return {"url": taskset.path or "", "table": taskset.name}
+    raise UsageError(f"No tasks of {config} are in a database; `trinity data` shows files.")

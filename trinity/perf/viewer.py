@@ -1,4 +1,4 @@
-"""The experience viewer: a page of the rows of a buffer in a database. Run by `trinity view`."""
+"""The viewer: a page of a buffer of experiences, or of raw rows. Run by `trinity view`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from trinity.common.models.loading import load_tokenizer
 from trinity.common.schema.database import Database
 from trinity.common.schema.tables import ExperienceTables, Filters, StoredExperience
 from trinity.launcher.turns import Decode, turns_of
+from trinity.perf.raw_viewer import COLUMN, RowsViewer, offset_of_page
 
 _PER_PAGE = 10
 
@@ -43,7 +44,7 @@ class ExperienceViewer:
                 st.error(f"There is no table {self.tables.name!r}; there are: {known}.")
                 return
             count = self.database.read(lambda c: self.tables.count(c, filters))
-            offset = self._offset(count)
+            offset = offset_of_page(count, "experiences")
             rows = self.database.read(lambda c: self.tables.query(c, offset, _PER_PAGE, filters))
         finally:
             self.database.close()
@@ -61,12 +62,6 @@ class ExperienceViewer:
             newest = high.number_input("to", value=None, step=1, key="version_max")
             task = st.text_input("Task", key="task").strip()
         return Filters(reward_min, reward_max, oldest, newest, task or None)
-
-    def _offset(self, count: int) -> int:
-        pages = max(1, -(-count // _PER_PAGE))
-        page = st.number_input(f"Page of {pages}", 1, pages, key="page") if pages > 1 else 1
-        st.caption(f"{count:,} experiences")
-        return (int(page) - 1) * _PER_PAGE
 
     def _show(self, row: StoredExperience, decode: Decode) -> None:
         experience = row.experience
@@ -106,10 +101,28 @@ def _figures(experience: Experience, consumed: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw the page of the buffer that the command line names."""
     parser = argparse.ArgumentParser()
-    for name in ("--url", "--table", "--tokenizer"):
+    for name in ("--url", "--table", "--tokenizer", "--schema"):
         parser.add_argument(name, default="")
     given = parser.parse_args(arguments)
-    ExperienceViewer(given.url, given.table, given.tokenizer).main()
+    show_table(given.url, given.table, given.tokenizer, given.schema)
+
+
+def show_table(url: str, table: str, tokenizer: str = "", schema: str = "") -> None:
+    """Draw the page of a table by what it holds; ``schema`` says what that should be, if given."""
+    database = Database(url, must_exist=True)
+    database.open()
+    try:
+        columns = database.column_names(table)
+    finally:
+        database.close()
+    is_raw = COLUMN in columns
+    if columns and schema and is_raw == (schema == "experience"):
+        held = "raw rows (--schema sft, dpo or task)" if is_raw else "experiences"
+        st.error(f"The table {table!r} holds {held}, not what --schema {schema} says.")
+    elif is_raw:
+        RowsViewer(url, table).main()
+    else:
+        ExperienceViewer(url, table, tokenizer).main()
 
 
 if __name__ == "__main__":

@@ -138,6 +138,13 @@ class Database:
     def has_table(self, name: str) -> bool:
         return self.read(lambda connection: inspect(connection).has_table(name))
 
+    def column_names(self, table: str) -> list[str]:
+        """The columns of a table; none if there is no such table."""
+        if not self.has_table(table):
+            return []
+        found = self.read(lambda connection: inspect(connection).get_columns(table))
+        return [str(column["name"]) for column in found]
+
     def table_names(self) -> list[str]:
         """Names of the tables, views left out."""
         return self.read(lambda connection: sorted(inspect(connection).get_table_names()))

@@ -221,6 +221,16 @@ class TaskTable:
         statement = select(self.table.c.raw_task).where(self.table.c.id.between(first, last))
         return list(connection.scalars(statement.order_by(self.table.c.id)))
 
+    def count(self, connection: Connection) -> int:
+        """How many rows there are."""
+        return int(connection.scalar(select(func.count()).select_from(self.table)) or 0)
+
+    def page(self, connection: Connection, offset: int, limit: int) -> list[tuple[int, Any]]:
+        """Id and content of rows for people to look at, in order."""
+        statement = select(self.table.c.id, self.table.c.raw_task).order_by(self.table.c.id)
+        found = connection.execute(statement.offset(offset).limit(limit))
+        return [(row.id, row.raw_task) for row in found]
+
     def append(self, connection: Connection, tasks: Sequence[Mapping[str, Any]]) -> None:
         """Add tasks."""
         connection.execute(insert(self.table), [{"raw_task": dict(task)} for task in tasks])
