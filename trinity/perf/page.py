@@ -102,7 +102,9 @@ def _charts(rows: Rows, charts: dict[str, str]) -> None:
         ]
         if points:
             st.subheader(title)
-            st.line_chart(points, x="seconds", y=name, color="part", x_label="s", y_label="")
+            color = "part" if len({point["part"] for point in points}) > 1 else None
+            labels = {"x_label": "seconds since the start", "y_label": ""}
+            st.line_chart(points, x="seconds", y=name, color=color, **labels)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
