@@ -103,8 +103,8 @@ def _charts(rows: Rows, charts: dict[str, str]) -> None:
         if points:
             st.subheader(title)
             color = "part" if len({point["part"] for point in points}) > 1 else None
-            labels = {"x_label": "seconds since the start", "y_label": ""}
-            st.line_chart(points, x="seconds", y=name, color=color, **labels)
+            label = "seconds since the start"
+            st.line_chart(points, x="seconds", y=name, color=color, x_label=label, y_label="")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
