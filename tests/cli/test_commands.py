@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,11 +53,9 @@ def test_validate_says_yes(file):
     assert "is valid: mode both, grpo" in result.stdout
 
 
-def test_validate_is_fast_and_leaves_nothing_behind(file):
-    before = time.process_time()
+def test_validate_leaves_nothing_behind(file):
     result = trinity("validate", str(file), cwd=file.parent)
     assert result.returncode == 0
-    assert time.process_time() - before < 1
     assert [path.name for path in file.parent.iterdir()] == ["run.yaml"]
 
 

@@ -89,7 +89,10 @@ def test_a_model_in_one_terminal_serves_the_workflow_in_another(config: Path):
         assert "the one of the other terminal" in shown.stdout and "run 1, step 0" in shown.stdout
     finally:
         server.send_signal(signal.SIGINT)
-        server.wait(120)
+        try:
+            server.wait(250)
+        finally:
+            server.kill()
     assert not list(config.parent.glob("trinity_debug_*/*.sock"))
 
 
