@@ -36,7 +36,7 @@ def test_too_few_tasks(three):
     with pytest.raises(DataError) as refused:
         refuse_few_tasks(filled(edits), 3)
     assert str(refused.value) == text
-    assert "3 task(s) are less than one step of 4 (buffer.batch_size)" in text
+    assert "3 tasks are less than one step of 4 (buffer.batch_size)" in text
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_validate_counts_the_tasks(tmp_path):
     path = write(tmp_path, with_edits({"buffer.explorer_input.taskset.path": str(tasks)}))
     result = trinity("validate", str(path))
     assert result.returncode == 2
-    assert "3 task(s) are less than one step of 4 (buffer.batch_size)" in result.stderr
+    assert "3 tasks are less than one step of 4 (buffer.batch_size)" in result.stderr
     assert trinity("validate", str(path), "buffer.batch_size=3").returncode == 0
 
 

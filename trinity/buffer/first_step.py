@@ -9,6 +9,7 @@ from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.common.constants import Mode, StorageType
 from trinity.common.errors import Problem
+from trinity.utils.words import counted
 
 
 def refuse_few_tasks(config: Config, count: int) -> None:
@@ -29,8 +30,8 @@ def refuse_few_rows(config: Config, count: int) -> None:
 def _refuse_few(count: int, what: str, epochs: int, size: int, key: str) -> None:
     if epochs * count < size:
         raise DataError(
-            f"{epochs} epoch(s) of {count} {what}(s) are less than one step of {size} "
-            f"(buffer.{key}). Lower it, or set buffer.total_steps to go over them again.",
+            f"{counted(epochs, 'epoch')} of {counted(count, what)} are less than one step of "
+            f"{size} (buffer.{key}). Lower it, or set buffer.total_steps to go over them again.",
             key=f"buffer.{key}",
         )
 

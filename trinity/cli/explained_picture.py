@@ -4,6 +4,7 @@ from trinity.cli.explained_words import every, number
 from trinity.common.config import Config, GPUSplit
 from trinity.common.config.arithmetic import Arithmetic
 from trinity.common.constants import Mode
+from trinity.utils.words import counted
 
 
 def picture(config: Config, numbers: Arithmetic, split: GPUSplit) -> str:
@@ -40,10 +41,10 @@ def _training_picture(numbers: Arithmetic, split: GPUSplit) -> str:
 
 
 def _gpus(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"
+    return counted(number, "GPU")
 
 
 def _age(steps: int | None) -> str:
     if steps == 0:
         return "of the newest weights"
-    return "of any age" if steps is None else f"at most {steps} steps old"
+    return "of any age" if steps is None else f"at most {counted(steps, 'step')} old"

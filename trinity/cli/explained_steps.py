@@ -6,6 +6,7 @@ from trinity.cli.explained_words import Row, every, is_at_service, number
 from trinity.common.config import Config
 from trinity.common.config.arithmetic import Arithmetic
 from trinity.common.config.training import training_settings
+from trinity.utils.words import counted
 
 
 def step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
@@ -57,7 +58,8 @@ def _train_rows(config: Config, numbers: Arithmetic) -> list[Row]:
         (
             f"optimizer updates an {each}" if config.mode.pairs else f"optimizer updates a {each}",
             number(updates),
-            f"{number(numbers.steps_per_explorer_step)} training steps x {numbers.epochs} epochs",
+            f"{number(numbers.steps_per_explorer_step)} training steps x "
+            f"{counted(numbers.epochs, 'epoch')}",
         ),
     ]
     passes = (

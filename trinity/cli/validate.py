@@ -30,24 +30,25 @@ def command(
     loaded, problems = validate_file(file, overrides, find_plugin_folders(plugin_dir))
     for warning in loaded.source.warnings if loaded else ():
         typer.echo(f"note: {warning}", err=True)
-    if loaded is not None and not problems:
-        stages = [derive(stage.config).config for stage in iterate_stages(loaded)]
-        problems = [problem for stage in stages for problem in first_step_problems(stage)]
+    stages = list(iterate_stages(loaded)) if loaded is not None and not problems else []
+    configs = [derive(stage.config).config for stage in stages]
+    problems = [*problems, *(found for each in configs for found in first_step_problems(each))]
     if problems or loaded is None:
         raise ConfigError(problems, str(file))
     for problem in find_unread(loaded):
         typer.echo(f"note: {problem.key}: {problem.message} `trinity run` refuses it.", err=True)
     for advice in find_advice(loaded):
         typer.echo(f"advice: {advice}", err=True)
-    typer.echo(f"{file} is valid: {_what(loaded)}.")
+    shown = [_what(each) for each in configs]
+    if loaded.stages:
+        pairs = zip(loaded.stages, shown, strict=True)
+        shown = [f"stage {stage.stage_name} ({what})" for stage, what in pairs]
+    typer.echo(f"{file} is valid: {', '.join(shown)}.")
 
 
-def _what(loaded: "Config") -> str:
+def _what(config: "Config") -> str:
     """What it runs; a bench trains with no algorithm."""
     from trinity.common.constants import Mode
 
-    if loaded.stages:
-        names = ", ".join(stage.stage_name for stage in loaded.stages)
-        return f"mode {loaded.mode}, stages {names}"
-    trained = "" if loaded.mode is Mode.BENCH else f", {loaded.algorithm.algorithm_type}"
-    return f"mode {loaded.mode}{trained}"
+    trained = "" if config.mode is Mode.BENCH else f", {config.algorithm.algorithm_type}"
+    return f"mode {config.mode}{trained}"

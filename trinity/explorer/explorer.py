@@ -21,6 +21,7 @@ from trinity.utils.log import get_logger
 from trinity.utils.metrics import Metrics, prefix_metrics, summarize
 from trinity.utils.progress import Pace, Show, showing
 from trinity.utils.timer import timed
+from trinity.utils.words import counted
 
 Report = Callable[[str, int, Metrics], None]
 
@@ -150,7 +151,7 @@ class Explorer:
     async def prepare(self) -> None:
         """Start engines and runners side by side."""
         await together(*map(self._start, range(len(self.engines))), self.scheduler.prepare())
-        self.logger.info("Ready: %d engine(s).", len(self.engines))
+        self.logger.info("Ready: %s.", counted(len(self.engines), "engine"))
 
     async def _start(self, index: int) -> None:
         wait, hint = self.engines[index].prepare(), "Its log says how far it came."

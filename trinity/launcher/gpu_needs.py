@@ -10,6 +10,7 @@ from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import TrinityError
 from trinity.launcher.hardware import OWN_CLUSTER, asked_cluster, local_gpus
+from trinity.utils.words import counted
 
 
 class NotEnoughGpusError(TrinityError):
@@ -20,10 +21,10 @@ class NotEnoughGpusError(TrinityError):
     def __init__(self, needs: "GpuNeeds") -> None:
         self.needs = needs
         super().__init__(
-            f"This run needs {needs.total} GPUs ({needs.explorer} explorer, {needs.auxiliary} "
-            f"auxiliary models, {needs.trainer} trainer), and {needs.found} are here. Run it with "
-            "--cpu to replace cluster, engine and sync method, or join a cluster with "
-            "cluster.ray_address."
+            f"This run needs {counted(needs.total, 'GPU')} ({needs.explorer} explorer, "
+            f"{needs.auxiliary} auxiliary models, {needs.trainer} trainer), and "
+            f"{needs.found} are here. Run it with --cpu to replace cluster, engine and sync "
+            "method, or join a cluster with cluster.ray_address."
         )
 
     def __reduce__(self) -> tuple[type, tuple["GpuNeeds"]]:

@@ -10,6 +10,7 @@ from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.launcher.plan import RunPlan
 from trinity.launcher.screen import Screen
 from trinity.utils.processor import has_bfloat16
+from trinity.utils.words import counted
 
 _MANY_NEW_TOKENS = 200_000  # 135M parameters on two cores: ten minutes of sampling
 
@@ -80,16 +81,16 @@ def _where(plan: RunPlan, model: InferenceModelConfig, gpus: int) -> str:
 
 
 def _gpus(number: int) -> str:
-    return f"{number} GPU{'s' * (number > 1)}"
+    return counted(number, "GPU")
 
 
 def _step(plan: RunPlan, total_steps: int | None) -> str:
     config = plan.config
-    steps = f", {total_steps} step{'s' * (total_steps > 1)}" if total_steps else ""
+    steps = f", {counted(total_steps, 'step')}" if total_steps else ""
     if not config.mode.explores:
         return f"a step: {config.buffer.train_batch_size} rows{steps}"
     most = _most_new_tokens(plan)
-    tokens = f", at most {most:,} new tokens" if most else ""
+    tokens = f", at most {most:,} new tokens a reply" if most else ""
     made = f"{config.buffer.batch_size} prompts x {config.samples_per_task} samples"
     return f"a step: {made} = {config.samples_per_step}{tokens}{steps}"
 

@@ -20,6 +20,7 @@ from trinity.common.errors import DeadlineError
 from trinity.common.experience import Experience, deserialize_many, serialize_many
 from trinity.utils.log import get_logger
 from trinity.utils.metrics import Metrics
+from trinity.utils.words import counted
 
 Clock = Callable[[], float]
 
@@ -225,8 +226,8 @@ class QueueStorage(Storage):
             f"experiences in the queue {self.name!r}",
             "a read",
             timeout_s,
-            f"It has {self._num_writers} writer(s); the last wrote {seconds:.0f} s ago. See the "
-            "explorer's log, or raise max_read_timeout.",
+            f"It has {counted(self._num_writers, 'writer')}; the last wrote {seconds:.0f} s ago. "
+            "See the explorer's log, or raise max_read_timeout.",
         )
 
     def _enter(self, item: Item) -> None:

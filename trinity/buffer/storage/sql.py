@@ -20,6 +20,7 @@ from trinity.common.experience import Experience
 from trinity.common.schema.database import Database
 from trinity.utils.log import get_logger
 from trinity.utils.metrics import Metrics
+from trinity.utils.words import counted
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -275,7 +276,8 @@ class SQLStorage(Storage):
             f"experiences in the table {self.name!r}",
             "a read",
             timeout_s,
-            f"It has {writers} writer(s). See the explorer's log, or raise max_read_timeout.",
+            f"It has {counted(writers, 'writer')}. See the explorer's log, or raise "
+            "max_read_timeout.",
         )
 
     async def size(self) -> int:

@@ -218,7 +218,7 @@ class Service:
             self._num_healthy = sum(await asyncio.gather(*map(_is_well, self._engines)))
             num_bad = num_bad + 1 if self._num_healthy < settings.min_engines else 0
             if num_bad:
-                self._logger.warning("%d engine(s) are well.", self._num_healthy)
+                self._logger.warning("Engines that are well: %d.", self._num_healthy)
             if num_bad >= 2:
                 raise ConnectionError(
                     f"Only {self._num_healthy} of {len(self._engines)} engines answer, but "

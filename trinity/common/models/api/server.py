@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     OnChat = Callable[[str, list[Experience]], None]
 
-_START_TIMEOUT_S = 20.0
+_START_TIMEOUT_S = 100.0
 
 
 class ApiServer:

@@ -1,5 +1,6 @@
 """AdamW on the float32 masters of a model's weights."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,8 +60,9 @@ class MasterOptimizer:
         norm = self.weights.gradient_norm()
         lr = self.settings.lr * self.settings.schedule.factor(self.num_steps)
         metrics = {"grad_norm": float(norm), "lr": lr}
-        self.infinite = [] if torch.isfinite(norm) else self.weights.infinite_gradients()
-        if not torch.isfinite(norm):
+        is_finite = math.isfinite(metrics["grad_norm"])
+        self.infinite = [] if is_finite else self.weights.infinite_gradients()
+        if not is_finite:
             metrics["skipped_updates"] = 1.0
         else:
             self._clip(norm)
