@@ -79,13 +79,13 @@ def test_data_that_do_not_fill_a_step_are_refused(tmp_path: Path) -> None:
     taskset = {"path": str(path), "default_workflow_type": "simple_workflow"}
     grpo = {"algorithm": {"algorithm_type": "grpo", "repeat_times": 2}}
     buffer = {"batch_size": 4, "explorer_input": {"taskset": taskset}}
-    with pytest.raises(DataError, match=r"1 epoch\(s\) of 3 task\(s\) .* 4 \(buffer.batch_size"):
+    with pytest.raises(DataError, match=r"1 epoch of 3 tasks .* 4 \(buffer.batch_size"):
         opened(tmp_path / "tasks", buffer=buffer, **grpo)
     assert opened(tmp_path / "more", buffer={**buffer, "total_epochs": 2}, **grpo).tasks is not None
     answers = {"path": str(path), "format": {"prompt_type": "plaintext"}}
     buffer = {"train_batch_size": 8, "trainer_input": {"experience_buffer": answers}}
     sft = {"mode": "train", "algorithm": {"algorithm_type": "sft"}}
-    with pytest.raises(DataError, match=r"of 3 row\(s\) .* 8 \(buffer.train_batch_size"):
+    with pytest.raises(DataError, match=r"of 3 rows .* 8 \(buffer.train_batch_size"):
         opened(tmp_path / "rows", buffer=buffer, **sft)
     assert opened(tmp_path / "on", buffer={**buffer, "total_steps": 1}, **sft).reader is not None
 
