@@ -49,7 +49,8 @@ def test_a_benchmark_has_no_step_to_tell_of() -> None:
         show_plan(cpu_plan(mode=mode), Screen(Console(file=output, width=200)))
         return output.getvalue()
 
-    assert "a step:" in shown("explore") and "a step:" not in shown("bench")
+    assert "at most 1,024 new tokens a reply" in shown("explore")
+    assert "a step:" not in shown("bench")
 
 
 def test_an_outside_service_has_no_number_format_in_the_plan() -> None:

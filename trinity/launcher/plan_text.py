@@ -89,8 +89,8 @@ def _step(plan: RunPlan, total_steps: int | None) -> str:
     steps = f", {counted(total_steps, 'step')}" if total_steps else ""
     if not config.mode.explores:
         return f"a step: {config.buffer.train_batch_size} rows{steps}"
-    most = _most_new_tokens(plan)
-    tokens = f", at most {most:,} new tokens a reply" if most else ""
+    longest = config.model.max_response_tokens
+    tokens = f", at most {longest:,} new tokens a reply" if longest else ""
     made = f"{config.buffer.batch_size} prompts x {config.samples_per_task} samples"
     return f"a step: {made} = {config.samples_per_step}{tokens}{steps}"
 
