@@ -77,7 +77,7 @@ async def test_micro_batches_by_rows_with_temperatures_of_their_own(tmp_path, ma
 async def test_tokens_that_the_model_does_not_have_are_told(tmp_path):
     given, batch = settings(model_folder(tmp_path / "model")), rows(0)
     batch.tokens[-1] = 10**6
-    async with verl_engine(given) as engine:
+    async with verl_engine(given, 2) as engine:  # in processes of their own: this ends them
         with pytest.raises(Exception, match="the token 1000000, but the model's are 0 to"):
             await engine.forward_backward(batch, GRPO)
 
