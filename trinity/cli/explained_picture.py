@@ -11,14 +11,14 @@ def picture(config: Config, numbers: Arithmetic, split: GPUSplit) -> str:
     """The loop of a run with its numbers on the arrows."""
     if not config.mode.explores:
         return _training_picture(numbers, split)
-    gpus = _gpus(split.rollout) if split.total else "engines"
+    gpus = counted(split.rollout, "GPU") if split.total else "engines"
     made = f"{numbers.tasks} tasks x {numbers.samples} samples"
     lines = [f"  tasks --[{made}]--> explorer ({gpus})"]
     if not config.mode.pairs:
         where = "metrics" if config.mode is Mode.BENCH else "experience buffer"
         lines.append(f"                  --[{numbers.experiences} experiences]--> {where}")
         return "\n".join(lines)
-    trainer = _gpus(split.trainer) if split.total else "1 process"
+    trainer = counted(split.trainer, "GPU") if split.total else "1 process"
     steps = number(numbers.steps_per_explorer_step)
     sync = config.synchronizer
     travel = f"weights, {sync.sync_method}, {every(sync.sync_interval)}"
@@ -36,12 +36,8 @@ def picture(config: Config, numbers: Arithmetic, split: GPUSplit) -> str:
 
 
 def _training_picture(numbers: Arithmetic, split: GPUSplit) -> str:
-    trainer = _gpus(split.trainer) if split.total else "1 process"
+    trainer = counted(split.trainer, "GPU") if split.total else "1 process"
     return f"  data set --[{numbers.train_batch} rows a step]--> trainer ({trainer})"
-
-
-def _gpus(number: int) -> str:
-    return counted(number, "GPU")
 
 
 def _age(steps: int | None) -> str:

@@ -68,7 +68,7 @@ def _trainer_rows(plan: RunPlan) -> list[tuple[str, str, str]]:
 def _where_trained(plan: RunPlan) -> str:
     ranks = plan.num_ranks
     if plan.gpus.total:
-        return _gpus(ranks) + (", in turns with the engine" if plan.is_colocated else "")
+        return counted(ranks, "GPU") + (", in turns with the engine" if plan.is_colocated else "")
     return f"CPU, {plan.cores} threads" if ranks == 1 else f"CPU, {ranks} processes"
 
 
@@ -77,11 +77,7 @@ def _where(plan: RunPlan, model: InferenceModelConfig, gpus: int) -> str:
         return "outside service"
     if model.engine_type is EngineType.TINKER:
         return "Tinker service"
-    return _gpus(gpus) if gpus else f"CPU, {plan.cores} threads"
-
-
-def _gpus(number: int) -> str:
-    return counted(number, "GPU")
+    return counted(gpus, "GPU") if gpus else f"CPU, {plan.cores} threads"
 
 
 def _step(plan: RunPlan, total_steps: int | None) -> str:
