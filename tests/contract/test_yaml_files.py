@@ -53,5 +53,5 @@ def test_nothing_is_wrong_with_it(file: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(ROOT)
     given = ["model.model_path=somewhere", "buffer.explorer_input.taskset.path=there"]
     overrides = given if file.parent.name == "benchmarks" else []
-    _, problems = validate_file(file, overrides, _plugin_dirs(file))
+    problems = validate_file(file, overrides, _plugin_dirs(file)).problems
     assert not [f"{p.key}: {p.message} {p.fix}" for p in problems]

@@ -36,7 +36,7 @@ def command(
     from trinity.common.errors import ConfigError
 
     file, overrides = file_and_overrides(config, arguments)
-    loaded, problems = validate_file(file, overrides, find_plugin_folders(plugin_dir))
+    loaded, problems, _ = validate_file(file, overrides, find_plugin_folders(plugin_dir))
     if problems or loaded is None:
         raise ConfigError(problems, str(file))
     console = Console(highlight=False)

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from trinity.cli.plugin_folders import load_plugin_folders
 from trinity.cli.usage import UsageError
-from trinity.common.config import Config, find_advice
+from trinity.common.config import Config
+from trinity.common.config.advice import advice_of
 from trinity.common.config.validate import validate_file
 from trinity.common.errors import ConfigError
 from trinity.launcher.cpu import Replacement, for_cpu
@@ -82,10 +83,10 @@ def load(
     """
     _make_importable(os.getcwd())
     plugin_dirs = load_plugin_folders(plugin_dir)  # they may bring algorithms
-    loaded, problems = validate_file(config, overrides, plugin_dirs, adapt)
+    loaded, problems, cases = validate_file(config, overrides, plugin_dirs, adapt)
     if problems or loaded is None:
         raise ConfigError(problems, str(config))
-    for note in [*loaded.source.warnings, *find_advice(loaded)]:
+    for note in [*loaded.source.warnings, *advice_of(cases)]:
         screen.say(f"note: {note}", style="dim")
     return loaded, plugin_dirs
 

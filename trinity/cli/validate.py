@@ -19,27 +19,24 @@ def command(
 ) -> None:
     """Show all that is wrong with a file. Starts nothing; exit code 2 if anything is."""
     from trinity.buffer.first_step import first_step_problems
-    from trinity.common.config import derive
-    from trinity.common.config.advice import find_advice
-    from trinity.common.config.stages import iterate_stages
+    from trinity.common.config.advice import advice_of
     from trinity.common.config.unread import find_unread
     from trinity.common.config.validate import validate_file
     from trinity.common.errors import ConfigError
 
     file, overrides = file_and_overrides(config, arguments)
-    loaded, problems = validate_file(file, overrides, find_plugin_folders(plugin_dir))
+    loaded, problems, cases = validate_file(file, overrides, find_plugin_folders(plugin_dir))
     for warning in loaded.source.warnings if loaded else ():
         typer.echo(f"note: {warning}", err=True)
-    stages = list(iterate_stages(loaded)) if loaded is not None and not problems else []
-    configs = [derive(stage.config).config for stage in stages]
-    problems = [*problems, *(found for each in configs for found in first_step_problems(each))]
+    if not problems:
+        problems = [found for case in cases for found in first_step_problems(case.config)]
     if problems or loaded is None:
         raise ConfigError(problems, str(file))
     for problem in find_unread(loaded):
         typer.echo(f"note: {problem.key}: {problem.message} `trinity run` refuses it.", err=True)
-    for advice in find_advice(loaded):
+    for advice in advice_of(cases):
         typer.echo(f"advice: {advice}", err=True)
-    shown = [_what(each) for each in configs]
+    shown = [_what(case.config) for case in cases]
     if loaded.stages:
         pairs = zip(loaded.stages, shown, strict=True)
         shown = [f"stage {stage.stage_name} ({what})" for stage, what in pairs]

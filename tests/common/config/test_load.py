@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tests.common.config.files import BASE, with_edits, write
-from trinity.common.config import Config, load_config
+from trinity.common.config import Config, derive, iterate_stages, load_config
 from trinity.common.config.validate import validate_file
 from trinity.common.errors import ConfigError
 
@@ -232,3 +232,16 @@ def test_what_contradicts_an_argument_names_it(tmp_path):
     problems = validate_file(path, ["explorer.over_rollout.ratio=0.5"]).problems
     [found] = [str(problem) for problem in problems if "over_rollout" in problem.key]
     assert found.startswith("argument explorer.over_rollout.ratio = 0.5")
+
+
+def test_a_verdict_has_each_stage_filled_in(tmp_path):
+    stages = [{"stage_name": "a", "mode": "explore"}, {"stage_name": "b"}]
+    path = write(tmp_path, with_edits({"stages": stages}))
+    config, _, cases = validate_file(path)
+    expected = [derive(stage) for _, stage in iterate_stages(config)]
+    assert [case.config for case in cases] == [filled for filled, _ in expected]
+    assert [case.given.mode for case in cases] == ["explore", "both"]
+
+
+def test_a_verdict_of_a_file_that_is_none_has_no_stages(tmp_path):
+    assert validate_file(tmp_path / "none.yaml").cases == []

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
 from trinity.common.config.arithmetic import rollouts_per_step
-from trinity.common.config.case import Case
-from trinity.common.config.derive import derive, spec_of
+from trinity.common.config.case import Case, cases_of
 from trinity.common.config.derive_data import EXPERIENCES, INPUT
 from trinity.common.config.derive_trainer import sequence_shares
 from trinity.common.config.root import Config
-from trinity.common.config.stages import iterate_stages
 from trinity.common.config.verl.keys import ACTOR, leaves
 
 
 def find_advice(config: Config, algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS) -> list[str]:
     """One sentence for each doubtful setting; none with `ignore_validator_suggestions`."""
-    if config.ignore_validator_suggestions:
-        return []
+    return advice_of(cases_of(config, {}, algorithms))
+
+
+def advice_of(cases: Sequence[Case]) -> list[str]:
+    """`find_advice` of what is filled in already."""
     found: dict[str, None] = {}
-    for _, stage in iterate_stages(config):
-        filled = derive(stage, algorithms).config
-        case = Case(stage, filled, spec_of(stage, algorithms), {})
-        for advise in _ALL:
-            found.update(dict.fromkeys(advise(case)))
+    for case in cases:
+        if not case.config.ignore_validator_suggestions:
+            for advise in _ALL:
+                found.update(dict.fromkeys(advise(case)))
     return list(found)
 
 

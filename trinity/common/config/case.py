@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from trinity.common.config.algorithm_table import AlgorithmSpec
+from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
+from trinity.common.config.derive import derive, spec_of
 from trinity.common.config.fill import is_set, value_at
-from trinity.common.config.names import KINDS, Names
+from trinity.common.config.names import KINDS, Names, builtin_names
 from trinity.common.config.nearest import nearest
 from trinity.common.config.root import Config
+from trinity.common.config.stages import iterate_stages
 from trinity.common.errors import Problem
 
 _MAX_LISTED = 12
@@ -61,6 +63,19 @@ class Case:
         )
         fix = " ".join(parts)
         yield self.problem(key, f"No {KINDS[registry]} is called {name!r}.", fix)
+
+
+def cases_of(
+    config: Config,
+    known: Names | None = None,
+    algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS,
+) -> list[Case]:
+    """One for each stage of ``config``, in order; a file without stages has one."""
+    names = builtin_names() if known is None else known
+    return [
+        Case(stage, derive(stage, algorithms).config, spec_of(stage, algorithms), names)
+        for _, stage in iterate_stages(config)
+    ]
 
 
 Check = Callable[[Case], Iterator[Problem]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
-from trinity.common.config.case import Case, Check
+from trinity.common.config.case import Case, Check, cases_of
 from trinity.common.config.check_algorithm import ALGORITHM_CHECKS
 from trinity.common.config.check_arguments import ARGUMENT_CHECKS
 from trinity.common.config.check_data import DATA_CHECKS
@@ -14,11 +14,9 @@ from trinity.common.config.check_model import MODEL_CHECKS
 from trinity.common.config.check_sync import SYNC_CHECKS
 from trinity.common.config.check_tinker import TINKER_CHECKS
 from trinity.common.config.check_trainer import TRAINER_CHECKS
-from trinity.common.config.derive import derive, spec_of
 from trinity.common.config.gpus import gpu_problems
-from trinity.common.config.names import Names, builtin_names
+from trinity.common.config.names import Names
 from trinity.common.config.root import Config
-from trinity.common.config.stages import iterate_stages
 from trinity.common.config.verl.check import VERL_CHECKS
 from trinity.common.errors import Problem
 
@@ -35,31 +33,25 @@ def find_problems(
         known: Names that the file may use; `known_names` adds those of plugins.
         algorithms: The table of algorithms, with those of plugins.
     """
-    names = builtin_names() if known is None else known
+    return problems_of(config, cases_of(config, known, algorithms))
+
+
+def problems_of(config: Config, cases: Sequence[Case]) -> list[Problem]:
+    """`find_problems` of what is filled in already: ``cases`` are the stages of ``config``."""
     found: dict[tuple[str, str], Problem] = {}
-    for problem in _all(config, names, algorithms):
+    for problem in _all(config, cases):
         line = problem.line or config.source.line(problem.key)
         found.setdefault((problem.key, problem.message), replace(problem, line=line))
     return list(found.values())
 
 
-def _all(
-    config: Config, known: Names, algorithms: Mapping[str, AlgorithmSpec]
-) -> Iterator[Problem]:
+def _all(config: Config, cases: Sequence[Case]) -> Iterator[Problem]:
     yield from _stage_names(config)
     yield from _tinker_stages(config)
-    for index, (_, stage) in enumerate(iterate_stages(config)):
-        for problem in problems_of_run(stage, known, algorithms):
-            yield _in_stage(config, index, problem)
-
-
-def problems_of_run(
-    config: Config, known: Names, algorithms: Mapping[str, AlgorithmSpec]
-) -> Iterator[Problem]:
-    """The problems of one stage, or of a file without stages."""
-    case = Case(config, derive(config, algorithms).config, spec_of(config, algorithms), known)
-    for check in CHECKS:
-        yield from check(case)
+    for index, case in enumerate(cases):
+        for check in CHECKS:
+            for problem in check(case):
+                yield _in_stage(config, index, problem)
 
 
 def _in_stage(config: Config, index: int, problem: Problem) -> Problem:

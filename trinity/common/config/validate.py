@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trinity.common.config.check import find_problems
+from trinity.common.config.case import Case, cases_of
+from trinity.common.config.check import problems_of
 from trinity.common.config.loader import read_config
 from trinity.common.config.names import known_names
 from trinity.common.config.root import Config
@@ -15,10 +16,14 @@ from trinity.utils.plugins import plugin_dirs_from_env
 
 
 class Verdict(NamedTuple):
-    """The configuration of a file, as far as it could be read, and all that is wrong with it."""
+    """The configuration of a file, as far as it could be read, and all that is wrong with it.
+
+    ``cases`` are its stages, each as given and as filled in; none if nothing could be read.
+    """
 
     config: Config | None
     problems: list[Problem]
+    cases: list[Case]
 
 
 def validate_file(
@@ -37,14 +42,16 @@ def validate_file(
         adapt: Applied to what was read, before contradictions are looked for.
     """
     config, problems = read_config(path, overrides)
+    cases: list[Case] = []
     if config is not None:
         config = adapt(config) if adapt else config
         broken = [problem.key for problem in problems]
         folders = list(plugin_dirs) or plugin_dirs_from_env()
-        for problem in find_problems(config, known_names(folders)):
+        cases = cases_of(config, known_names(folders))
+        for problem in problems_of(config, cases):
             if not any(_is_at(problem.key, key) for key in broken if key):
                 problems.append(problem)
-    return Verdict(config, sorted(problems, key=lambda problem: problem.line or 0))
+    return Verdict(config, sorted(problems, key=lambda problem: problem.line or 0), cases)
 
 
 def _is_at(key: str, broken: str) -> bool:
