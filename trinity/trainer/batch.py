@@ -11,6 +11,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from trinity.common.experience import Experience, split_dpo_experience_to_single_turn
+from trinity.common.models.prompts import require_bounds_known
 from trinity.common.models.vision import PIXELS
 
 _NAMED = 3  # rows that a message names
@@ -101,15 +102,9 @@ class TrainBatch:
 
     def require_tokens_below(self, vocabulary_size: int) -> None:
         """`ValueError` for a token that a model does not have: kernels would read past its end."""
-        if not self.num_tokens:
-            return
-        least, most = (int(bound) for bound in self.tokens.aminmax())
-        if least < 0 or most >= vocabulary_size:
-            wrong = least if least < 0 else most
-            raise ValueError(
-                f"An experience has the token {wrong}, but the model's are 0 to "
-                f"{vocabulary_size - 1}: whatever made it has another tokenizer than the model."
-            )
+        if self.num_tokens:
+            least, most = (int(bound) for bound in self.tokens.aminmax())
+            require_bounds_known(least, most, vocabulary_size)
 
     def with_columns(self, **columns: Tensor) -> "TrainBatch":
         """The same rows with further, or replaced, columns."""

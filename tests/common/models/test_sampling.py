@@ -28,7 +28,7 @@ from trinity.common.models.sampling import sampling_params
 )
 def test_values_that_would_reach_other_requests_are_refused_at_once(wrong):
     [(name, value)] = wrong.items()
-    with pytest.raises(ValueError, match=f"Sampling with {name} = {value} is not possible"):
+    with pytest.raises(ValueError, match=f"A request with {name} = {value} is not possible"):
         SamplingParams(**wrong)
     settings = ModelSettings("folder", max_model_len=100)
     with pytest.raises(ValueError, match=f"{name} = {value}"):

@@ -56,6 +56,19 @@ def test_sync_methods_work_in_threads_and_beside_a_running_loop():
     assert model.logprobs([1, 2, 3]).tolist() == [-2.0, -2.0]
 
 
+@pytest.mark.parametrize("temperature", [-1.0, 1e-9, float("nan"), float("inf")])
+async def test_nothing_is_scored_at_a_temperature_that_nothing_is_sampled_at(temperature):
+    model, _ = wrapper()
+    said = [*ASK, {"role": "assistant", "content": "four"}]
+    told = f"temperature = {temperature} is not possible: it must be 0"
+    with pytest.raises(ValueError, match=told):
+        await model.logprobs_async([1, 2, 3], temperature)
+    with pytest.raises(ValueError, match=told):
+        await model.convert_messages_to_experience_async(said, temperature=temperature)
+    for possible in (0, 0.01, None):
+        assert (await model.logprobs_async([1, 2, 3], possible)).tolist() == [-2.0, -2.0]
+
+
 async def test_request_seeds_come_from_run_and_call_number_alone():
     model, engine = wrapper(["x"] * 8)
     seeds = []

@@ -74,7 +74,7 @@ async def test_tokens_that_the_model_does_not_have_are_told(tmp_path, place, tok
     batch = TrainBatch.from_experiences(rows)
     engine = TorchTrainEngine(settings(folder, dtype="bfloat16"))
     await engine.prepare()
-    told = f"the token {token}, but the model's are 0 to 96: .* another tokenizer"
+    told = f"no token {token}: the ids of the model are 0 to 96. .* another tokenizer"
     with pytest.raises(ValueError, match=told):
         await engine.forward_backward(batch, GRPO)
     with pytest.raises(ValueError, match=told):

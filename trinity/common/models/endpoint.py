@@ -11,7 +11,7 @@ from trinity.common.models.chat import ChatFormat
 from trinity.common.models.engines import EngineGroup
 from trinity.common.models.masking import mask_messages
 from trinity.common.models.messages import Messages, Tools, content_text
-from trinity.common.models.protocol import Completion, SamplingParams, TextEngine
+from trinity.common.models.protocol import Completion, SamplingParams, TextEngine, require_in_bounds
 from trinity.common.models.replies import ChatReply, experience_of, masked_experience, text_reply
 from trinity.common.models.sampling import sampling_params
 from trinity.common.models.settings import ModelSettings
@@ -127,8 +127,10 @@ class Endpoint:
         return None if longest is None else longest - 1
 
     def heat(self, temperature: float | None) -> float:
-        """``temperature``, or that of the settings."""
-        return self.settings.temperature if temperature is None else temperature
+        """``temperature``, or that of the settings; `ValueError` for one nothing is sampled at."""
+        heat = self.settings.temperature if temperature is None else temperature
+        require_in_bounds("temperature", heat)
+        return heat
 
     def pixels(self, messages: Messages, prompt_ids: Sequence[int]) -> Tensor | None:
         """[images, C, H, W] of the images in ``messages``; None without one."""

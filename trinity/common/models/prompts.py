@@ -16,8 +16,15 @@ def room_behind(prompt_ids: Sequence[int], max_model_len: int) -> int:
 
 def require_known(token_ids: Sequence[int], vocabulary_size: int) -> None:
     """`ValueError` for an id that the model has no token for: it would end what else is sampled."""
-    if len(token_ids) and not (min(token_ids) >= 0 and max(token_ids) < vocabulary_size):
-        wrong = next(token for token in token_ids if not 0 <= token < vocabulary_size)
+    if len(token_ids):
+        require_bounds_known(min(token_ids), max(token_ids), vocabulary_size)
+
+
+def require_bounds_known(least: int, most: int, vocabulary_size: int) -> None:
+    """`require_known` of ids that are known to lie from ``least`` to ``most``, both among them."""
+    if least < 0 or most >= vocabulary_size:
+        wrong = least if least < 0 else most
         raise ValueError(
-            f"There is no token {wrong}: the ids of the model are 0 to {vocabulary_size - 1}."
+            f"There is no token {wrong}: the ids of the model are 0 to {vocabulary_size - 1}. "
+            "Whatever made it has another tokenizer than the model."
         )

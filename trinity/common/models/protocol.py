@@ -1,6 +1,6 @@
 """What generates tokens, seen from outside: `InferenceEngine` and the records it exchanges."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -13,6 +13,31 @@ FinishReason = Literal["stop", "length", "abort"]
 
 _MOST = 1e6  # times which float32 still holds every logit
 
+_BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda n: n >= 1, "at least 1"),
+    "temperature": (
+        lambda heat: heat == 0 or LEAST_TEMPERATURE <= heat <= _MOST,
+        f"0 for the most likely token, or from {LEAST_TEMPERATURE} to {_MOST:g}",
+    ),
+    "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
+    "top_k": (lambda k: k >= -1, "at least 1, or -1 or 0 for all tokens"),
+    "min_p": (lambda p: 0 <= p <= 1, "from 0 to 1"),
+    "max_tokens": (lambda most: most is None or most >= 1, "at least 1"),
+    "min_tokens": (lambda least: least >= 0, "at least 0"),
+    "repetition_penalty": (
+        lambda penalty: 1 / _MOST <= penalty <= _MOST,
+        f"from {1 / _MOST:g} to {_MOST:g}",
+    ),
+}
+"""Field of `SamplingParams` -> whether a value is one, and what it must be. NaN is none."""
+
+
+def require_in_bounds(name: str, value: object) -> None:
+    """`ValueError` if no request can have this value, which would reach what else is sampled."""
+    is_kept, words = _BOUNDS[name]
+    if not is_kept(value):
+        raise ValueError(f"A request with {name} = {value} is not possible: it must be {words}.")
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -22,7 +47,7 @@ class SamplingParams:
         n: Samples of the same prompt; the prompt is computed once for all of them.
         temperature: Divides the logits; 0 takes the most likely token.
         top_p: Keep the smallest set of tokens with at least this probability; 1 keeps all.
-        top_k: Keep the k most likely tokens; -1 keeps all.
+        top_k: Keep the k most likely tokens; -1 and 0 keep all.
         min_p: Keep tokens at least this fraction as likely as the most likely one; 0 keeps all.
         max_tokens: New tokens at most; None: up to the engine's ``max_model_len``.
         min_tokens: No end of sequence and no stop before this many new tokens. Like top-p this
@@ -55,28 +80,8 @@ class SamplingParams:
     request_id: str | None = None
 
     def __post_init__(self) -> None:
-        bounds = {
-            "n": (self.n >= 1, "at least 1"),
-            "temperature": (
-                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature <= _MOST,
-                f"0 for the most likely token, or from {LEAST_TEMPERATURE} to {_MOST:g}",
-            ),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "top_k": (self.top_k >= -1, "at least 1, or -1 for all tokens"),
-            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
-            "max_tokens": (self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
-            "min_tokens": (self.min_tokens >= 0, "at least 0"),
-            "repetition_penalty": (
-                1 / _MOST <= self.repetition_penalty <= _MOST,
-                f"from {1 / _MOST:g} to {_MOST:g}",
-            ),
-        }
-        for name, (is_kept, words) in bounds.items():
-            if not is_kept:
-                raise ValueError(
-                    f"Sampling with {name} = {getattr(self, name)} is not possible: it must be "
-                    f"{words}."
-                )
+        for name in _BOUNDS:
+            require_in_bounds(name, getattr(self, name))
 
 
 @dataclass
@@ -168,7 +173,11 @@ class InferenceEngine(Protocol):
     async def logprobs(
         self, token_ids: Sequence[int], temperature: float = 1.0, adapter: str | None = None
     ) -> list[float]:
-        """Log-probability of each token given those before it: ``len(token_ids) - 1`` values."""
+        """Log-probability of each token given those before it: ``len(token_ids) - 1`` values.
+
+        Args:
+            temperature: One that sampling may have; at 0 values are those at 1.
+        """
         ...
 
     async def load_weights(self, ticket: WeightTicket) -> str:

@@ -197,7 +197,7 @@ class TinkerEngine:
             seed=seed,
             stop=list(params.stop) or ends,
             temperature=params.temperature,
-            top_k=params.top_k,
+            top_k=params.top_k or -1,
             top_p=params.top_p,
         )
 

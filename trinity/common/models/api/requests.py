@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-_NAMES = {"max_completion_tokens": "max_tokens"}
 _SAMPLING = (
     "n",
     "temperature",
@@ -28,22 +27,25 @@ class StreamOptions(BaseModel):
 
 
 class SamplingRequest(BaseModel):
-    """What both kinds of request share. Fields that don't change the reply are let pass."""
+    """What both kinds of request share. Fields that don't change the reply are let pass.
+
+    Bounds of sampling are those of `SamplingParams`; ``n`` has one more, which guards a server.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    n: int = Field(1, ge=1, le=1024)
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
+    n: int = Field(1, le=1024)
+    temperature: float | None = None
+    top_p: float | None = None
     top_k: int | None = None
-    min_p: float | None = Field(None, ge=0, le=1)
-    max_tokens: int | None = Field(None, ge=1)
-    min_tokens: int | None = Field(None, ge=0)
+    min_p: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     seed: int | None = None
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -72,7 +74,7 @@ class ChatRequest(SamplingRequest):
     """``POST /v1/chat/completions``."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
@@ -96,7 +98,8 @@ class ChatRequest(SamplingRequest):
 
     def sampling(self) -> dict[str, Any]:
         given = super().sampling()
-        given["max_tokens"] = self.max_completion_tokens or self.max_tokens
+        if self.max_completion_tokens is not None:
+            given["max_tokens"] = self.max_completion_tokens
         return given
 
 
