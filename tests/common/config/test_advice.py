@@ -1,5 +1,7 @@
 """Doubtful settings are told, and only those."""
 
+import json
+
 import pytest
 
 from tests.common.config.files import with_edits
@@ -45,3 +47,48 @@ def test_a_doubtful_setting_is_told(edits, says):
 
 def test_a_sound_file_gets_none():
     assert find_advice(Config.model_validate(with_edits({}))) == []
+
+
+def model_folder(folder, **config):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 100, **config}))
+    return str(folder)
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "edits", "says"),
+    [
+        ({}, {}, "model.max_model_len is 128, but"),
+        ({"text_config": {"max_position_embeddings": 127}}, {}, "for up to 127 tokens"),
+        ({"max_position_embeddings": 128}, {}, None),
+        ({"max_position_embeddings": None}, {}, None),
+        ({"rope_scaling": YARN}, {}, None),
+        ({"rope_parameters": YARN | {"original_max_position_embeddings": 50}}, {}, "up to 100"),
+        ({"rope_parameters": YARN | {"original_max_position_embeddings": 64}}, {}, None),
+        ({}, {"model.rope_scaling": YARN}, None),
+        ({}, {"model.rope_scaling": YARN | {"factor": 1.2}}, "for up to 120 tokens"),
+        ({"text_config": None, "rope_scaling": "none"}, {}, "for up to 100 tokens"),
+        ({}, {"model.rope_scaling": YARN | {"factor": "two"}}, "for up to 100 tokens"),
+        ({"rope_parameters": {"full": {"rope_type": "default"}}}, {}, "for up to 100 tokens"),
+    ],
+)
+def test_sequences_beyond_what_a_model_is_for_are_told(tmp_path, config, edits, says):
+    edits = {"model.model_path": model_folder(tmp_path, **config), **edits}
+    found = find_advice(Config.model_validate(with_edits(edits)))
+    assert len(found) == (says is not None)
+    assert all(says in advice for advice in found)
+
+
+def test_of_models_beside_the_trained_one_each_is_told_by_its_key(tmp_path):
+    judge, other = model_folder(tmp_path / "judge"), model_folder(tmp_path / "other")
+    models = [
+        {"model_path": judge, "max_model_len": 200, "engine_type": "torch"},
+        {"model_path": other, "max_model_len": 200, "engine_type": "openai"},
+    ]
+    edits = {"explorer.auxiliary_models": models}
+    [advice] = find_advice(Config.model_validate(with_edits(edits)))
+    assert advice.startswith(f"explorer.auxiliary_models.0.max_model_len is 200, but {judge} is")
+    assert "set explorer.auxiliary_models.0.rope_scaling" in advice

@@ -7,14 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
 from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.config.case import Case, cases_of
+from trinity.common.config.check_adapters import models_of
 from trinity.common.config.derive_data import EXPERIENCES, INPUT
 from trinity.common.config.derive_trainer import sequence_shares
+from trinity.common.config.inference_model import InferenceModelConfig
+from trinity.common.config.model import ModelConfig
 from trinity.common.config.root import Config
+from trinity.common.config.shape import find_positions
 from trinity.common.config.verl.keys import ACTOR, leaves
+from trinity.common.constants import EngineType
 
 
 def find_advice(config: Config, algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS) -> list[str]:
-    """One sentence for each doubtful setting; none with `ignore_validator_suggestions`."""
+    """One sentence for each doubtful setting; none with `ignore_validator_suggestions`.
+
+    Of a model that is on this machine its `config.json` is read.
+    """
     return advice_of(cases_of(config, {}, algorithms))
 
 
@@ -66,6 +74,30 @@ def _long_rows(case: Case) -> Iterator[str]:
             f"trainer.max_token_len_per_gpu is {limit}, but one experience can have {longest} "
             "tokens (model.max_model_len); such a one is a micro-batch by itself and may not fit."
         )
+
+
+def _positions(case: Case) -> Iterator[str]:
+    told: set[tuple[str, int]] = set()
+    for key, model in _loaded(case).items():
+        path, longest = model.model_path or "", model.max_model_len or 0
+        positions = find_positions(path, model.rope_scaling)
+        if positions is not None and longest > positions and (path, longest) not in told:
+            told.add((path, longest))
+            yield (
+                f"{key}.max_model_len is {longest}, but {path} is a model for up to {positions} "
+                f"tokens (max_position_embeddings of its config.json). Lower it, or set "
+                f"{key}.rope_scaling as those who made the model say."
+            )
+
+
+def _loaded(case: Case) -> dict[str, ModelConfig | InferenceModelConfig]:
+    """Key of each model that this run loads -> its section."""
+    models: dict[str, ModelConfig | InferenceModelConfig] = {}
+    if not (case.config.model.external_model.enable or case.config.model.tinker.enable):
+        models["model"] = case.config.model
+    outside = (EngineType.OPENAI, EngineType.TINKER)
+    own = {key: model for key, model in models_of(case).items() if model.engine_type not in outside}
+    return models | own
 
 
 def _greedy(case: Case) -> Iterator[str]:
@@ -137,6 +169,7 @@ _ALL: tuple[Callable[[Case], Iterator[str]], ...] = (
     _batch,
     _micro_batch,
     _long_rows,
+    _positions,
     _greedy,
     _cut,
     _replay,

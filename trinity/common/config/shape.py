@@ -1,11 +1,15 @@
-"""The size of a model: from its `config.json` if that is on this machine, else from its name."""
+"""The size and reach of a model: from its `config.json` if that is on this machine.
+
+Without one the name may still tell the size.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +105,37 @@ def shape_of(config: dict[str, Any]) -> ModelShape | None:
         is_tied=is_tied,
         is_joinable=kind in _JOINABLE,
     )
+
+
+def find_positions(model_path: str, rope_scaling: Mapping[str, Any] | None = None) -> int | None:
+    """`positions_of` the model at ``model_path``; None also if no file of it is here."""
+    config = _config_json(model_path)
+    return None if config is None else positions_of(config, rope_scaling)
+
+
+def positions_of(
+    config: dict[str, Any], rope_scaling: Mapping[str, Any] | None = None
+) -> int | None:
+    """Tokens of the longest sequence that a ``config.json`` is for; None if it tells no limit.
+
+    Some models tell the length before RoPE scaling and its factor, some the length behind it.
+
+    Args:
+        rope_scaling: Laid over the model's own.
+    """
+    text = config.get("text_config")
+    config = text if isinstance(text, dict) else config
+    most = config.get("max_position_embeddings")
+    if not isinstance(most, int):
+        return None
+    own = config.get("rope_parameters") or config.get("rope_scaling")
+    scaling = {**(own if isinstance(own, dict) else {}), **(rope_scaling or {})}
+    before = _number(scaling.get("original_max_position_embeddings"), most)
+    return max(most, int(before * _number(scaling.get("factor"), 1)))
+
+
+def _number(value: object, default: float) -> float:
+    return value if isinstance(value, int | float) and math.isfinite(value) else default
 
 
 def _mlp(config: dict[str, Any], hidden: int) -> tuple[int, int, int]:
