@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from tests.trainer.backends.test_torch_engine import gradients, plain_gradient, plain_outputs
 from tests.trainer.toy import groups, model_folder, multi_turn, plain_model
@@ -109,6 +110,23 @@ async def test_compiled_layers_give_the_same(tmp_path):
         engine = await prepared(folder, compiles_layers=True, gradient_checkpointing=checkpointing)
         await engine.forward_backward(batch, PPO)
         assert distance(gradients(engine), wanted) < 1.3 * rounding(folder, batch, wanted)
+
+
+async def test_few_and_many_tokens_share_a_graph(tmp_path):
+    folder = model_folder(
+        tmp_path / "model", hidden_size=1536, num_attention_heads=12, num_hidden_layers=1
+    )
+    torch._dynamo.reset()
+    counters.clear()
+    engine = await prepared(
+        folder, compiles_layers=True, micro_batches=MicroBatchRule(max_tokens=8192)
+    )
+    for num_rows in (60, 30, 61, 5, 1):  # of 120 tokens: PyTorch would fuse some sums differently
+        rows = groups(num_rows, 1, prompt=120, response=60)
+        await engine.forward_backward(TrainBatch.from_experiences(rows), PPO)
+        await engine.optim_step()
+    assert counters["stats"]["unique_graphs"] == 1
+    await engine.close()
 
 
 async def test_steps_follow_those_of_the_cpu(tmp_path):

@@ -163,7 +163,12 @@ def _move(model: nn.Module, device: str) -> None:
 
 def compile_layers_inplace(model: PreTrainedModel) -> None:
     """Compile each layer, for packed rows of any sizes."""
+    from torch._inductor import config as inductor  # takes a second, and few compile
+
     symbolic_shapes.use_duck_shape = False  # sizes that are equal once need not be so again
+    if hasattr(inductor.triton, "mix_order_reduction_non_strict_mode"):  # from torch 2.10 on
+        # else a pass of few tokens has sums fused otherwise, and is compiled while all wait
+        inductor.triton.mix_order_reduction_non_strict_mode = True
     for layer in layers_of(model):
         # Not the module: the hooks that FSDP adds to it are no part of what is compiled.
         layer.forward = torch.compile(layer.forward, dynamic=True)
