@@ -43,3 +43,13 @@ def test_misspelt_arguments_of_the_correction_are_told() -> None:
 
 def test_what_is_none_of_ours_is_not_judged() -> None:
     assert parameters_of("POLICY_LOSS_FN", "my.own.Loss") is None
+
+
+def test_arguments_of_methods_that_an_algorithm_of_a_plugin_brings_are_not_judged() -> None:
+    """A file is checked without loading plugins: which loss such a type has is not known."""
+    config = Config.model_validate(
+        {"algorithm": {"algorithm_type": "mine", "policy_loss_fn_args": {"epsilon": 0.3}}}
+    )
+    assert not [p for p in find_problems(config) if "policy_loss_fn_args" in p.key]
+    config.algorithm.policy_loss_fn = "ppo"
+    assert [p for p in find_problems(config) if "policy_loss_fn_args" in p.key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from trinity.common.config.algorithm_table import ALGORITHMS
 from trinity.common.config.case import Case, Check
 from trinity.common.config.check_algorithm import METHOD_REGISTRIES
 from trinity.common.config.nearest import nearest
@@ -56,8 +57,15 @@ def _arguments(case: Case) -> Iterator[Problem]:
     """What does not come with trinity is asked once it is imported: `trinity.launcher`."""
     for given in named_arguments(case.config):
         taken = parameters_of(given.registry, given.name)
-        if taken is not None:
+        if taken is not None and not _is_guessed(case, given):
             yield from unknown_arguments(given, taken)
+
+
+def _is_guessed(case: Case, given: NamedArguments) -> bool:
+    """Whether the name is a method of a plugin's algorithm type, which is not loaded to be asked."""
+    is_of_plugin = case.config.algorithm.algorithm_type not in ALGORITHMS
+    is_method = given.registry in METHOD_REGISTRIES.values()
+    return is_method and is_of_plugin and not case.is_set(given.key.removesuffix("_args"))
 
 
 def _correction(case: Case) -> Iterator[Problem]:

@@ -31,7 +31,7 @@ POLICY_LOSS_AGG = {"gspo": "seq-mean-token-mean"}
 ADVANTAGE_WITH_VALUES = "ppo"
 """The advantage function that takes a critic's values."""
 
-_ANY_ALGORITHM = AlgorithmSpec(advantage_fn="ppo", repeat_times=1, min_repeat_times=1)
+_ANY_ALGORITHM = AlgorithmSpec(advantage_fn=None, repeat_times=1, min_repeat_times=1)
 _COMPONENTS = (
     "advantage_fn",
     "policy_loss_fn",
