@@ -56,6 +56,13 @@ def test_figures_steps_and_curves(tmp_path: Path) -> None:
     assert not shown.error and not shown.warning
 
 
+def test_what_was_0_all_the_time_is_said_not_drawn(tmp_path: Path) -> None:
+    machine = {"cpu_percent": 50.0, "run_cpu_cores": 0.0, "gpus": [], "engines": []}
+    samples = [{"seconds": seconds, **machine} for seconds in (1.0, 2.0)]
+    shown = page(tmp_path / "a.json", samples=samples, state="finished")
+    assert [caption.value for caption in shown.caption].count("0 all the time") == 1
+
+
 def test_what_failed_is_told(tmp_path: Path) -> None:
     gone = {"seconds": 3.0, "engine": 1, "error": "ProcessDied: gone"}
     shown = page(

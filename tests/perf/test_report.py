@@ -141,6 +141,15 @@ def test_use_of_processors_is_that_since_the_last_look() -> None:
     assert machine.sample()["machine_memory_mb"] > 0
 
 
+def test_use_of_the_whole_machine_is_known_at_the_first_look_of_any_thread() -> None:
+    """psutil counts by thread, and looks are taken by whichever thread is free."""
+    machine = Machine()
+    end = time.process_time() + 0.5
+    while time.process_time() < end:
+        os.getpid()
+    assert asyncio.run(asyncio.to_thread(machine.sample))["cpu_percent"] > 0
+
+
 def test_lines_of_the_driver() -> None:
     assert parse_gpus("87, 1024, 81559\n[N/A], 5, 81559\n") == [
         {"utilization_percent": 87, "memory_mb": 1024, "memory_total_mb": 81559},

@@ -102,6 +102,9 @@ def _charts(rows: Rows, charts: dict[str, str]) -> None:
         ]
         if points:
             st.subheader(title)
+        if points and not any(point[name] for point in points):
+            st.caption("0 all the time")  # a chart of it has one line, at 0.000000
+        elif points:
             color = "part" if len({point["part"] for point in points}) > 1 else None
             label = "seconds since the start"
             st.line_chart(points, x="seconds", y=name, color=color, x_label=label, y_label="")

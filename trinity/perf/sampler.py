@@ -28,6 +28,7 @@ class Machine:
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         self._at = 0.0
+        self._busy = self._all = 0.0
         self._has_gpus = local_gpus() > 0 and shutil.which("nvidia-smi") is not None
         self.sample()  # use counts from here
 
@@ -40,12 +41,21 @@ class Machine:
         self._seconds, self._at = seconds, now
         memory = psutil.virtual_memory()
         return {
-            "cpu_percent": psutil.cpu_percent(),
+            "cpu_percent": self._machine_percent(),
             "run_cpu_cores": round(cores, 3),
             "run_memory_mb": round(resident / _MB, 1),
             "machine_memory_mb": round((memory.total - memory.available) / _MB, 1),
             "gpus": _gpus() if self._has_gpus else [],
         }
+
+    def _machine_percent(self) -> float:
+        """Use of all processors since the last call; psutil's own is that of the calling thread."""
+        times = psutil.cpu_times()
+        whole = sum(times) - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)
+        busy = whole - times.idle - getattr(times, "iowait", 0)
+        percent = 100 * (busy - self._busy) / max(whole - self._all, 1e-9)
+        self._busy, self._all = busy, whole
+        return round(min(max(percent, 0.0), 100.0), 1)
 
     def _family(self) -> tuple[dict[int, float], int]:
         """Seconds of processor time by process, and bytes resident in all."""
