@@ -36,6 +36,7 @@ def url(tmp_path: Path) -> str:
             tokens=[1, 2, 3, 4],
             prompt_length=2,
             prompt_text=f"question {number}",
+            response_text=f"answer {number}",
             reward=float(number % 2),
             eid=EID(0, f"t{number}", 0),
             info={"model_version": number // 10},
@@ -68,6 +69,12 @@ def test_rows_are_paged_and_filtered(url: str) -> None:
     assert texts(shown) == ["question 21", "question 23"]
     shown.text_input(key="task").set_value("t23").run()
     assert texts(shown) == ["question 23"]
+
+
+def test_without_a_tokenizer_a_reply_has_the_text_that_came_with_it(url: str) -> None:
+    shown = page(url)
+    assert "answer 3" in [code.value for code in shown.code]
+    assert "--tokenizer" in shown.sidebar.caption[0].value
 
 
 def test_an_unknown_table_is_told(url: str) -> None:

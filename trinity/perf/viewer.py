@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -12,7 +13,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.loading import load_tokenizer
 from trinity.common.schema.database import Database
 from trinity.common.schema.tables import ExperienceTables, Filters, StoredExperience
-from trinity.launcher.turns import Decode, turns_of
+from trinity.launcher.turns import Decode, Turn, turns_of
 from trinity.perf.raw_viewer import COLUMN, RowsViewer, offset_of_page
 
 _PER_PAGE = 10
@@ -69,13 +70,23 @@ class ExperienceViewer:
         eid = experience.eid
         title = f"{row.id}: task {eid.task}, run {eid.run}, step {eid.step} — reward {reward}"
         with st.expander(title, expanded=True):
-            for turn in turns_of(experience, decode):
+            for turn in self._turns(experience, decode):
                 st.caption(f"{turn.who}, {turn.num_tokens} tokens")
                 st.code(turn.text, language=None, wrap_lines=True)
             st.json(_figures(experience, row.consumed), expanded=False)
 
+    def _turns(self, experience: Experience, decode: Decode) -> Iterable[Turn]:
+        """Without a tokenizer a reply has the text that came with it, if it is all of one piece."""
+        turns = list(turns_of(experience, decode))
+        if not self._tokenizer and len(turns) == 2 and experience.response_text:
+            turns[1] = replace(turns[1], text=experience.response_text)
+        return turns
+
     def _decode(self) -> Decode:
         if not self._tokenizer:
+            st.sidebar.caption(
+                "Tokens without a text are numbers: `--tokenizer MODEL_FOLDER` reads them."
+            )
             return lambda ids: " ".join(map(str, ids))
         tokenizer = _tokenizer(self._tokenizer)
         return lambda ids: tokenizer.decode(list(ids))

@@ -62,7 +62,7 @@ def _arguments(case: Case) -> Iterator[Problem]:
 
 
 def _is_guessed(case: Case, given: NamedArguments) -> bool:
-    """Whether the name is a method of a plugin's algorithm type, which is not loaded to be asked."""
+    """Whether the method is what a plugin's algorithm type brings: that is not loaded here."""
     is_of_plugin = case.config.algorithm.algorithm_type not in ALGORITHMS
     is_method = given.registry in METHOD_REGISTRIES.values()
     return is_method and is_of_plugin and not case.is_set(given.key.removesuffix("_args"))
