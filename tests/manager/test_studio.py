@@ -85,6 +85,7 @@ def test_an_expert_sees_every_section_and_keeps_the_values(page: AppTest) -> Non
         "Explorer and Synchronizer",
         "Trainer",
     ]
+    assert page.number_input(key="gpu_per_node").label == "GPU per node"
     page.checkbox(key="eval_on_startup").uncheck()
     page.selectbox(key="sync_style").select("trainer_driven")
     page.text_input(key="eval_taskset_path").set_value("/data/eval")

@@ -19,6 +19,7 @@ KEYS: dict[str, str] = {}
 
 _INITIAL: dict[str, object] = {}
 _FREE_TEXT: set[str] = set()
+_ACRONYMS = frozenset(("api", "gpu", "hf", "kl", "lr"))
 
 
 def add_fields(
@@ -96,13 +97,18 @@ def _kind(field: FieldInfo) -> object:
     return str if main is str else None
 
 
+def _label(setting: str) -> str:
+    words = [word.upper() if word in _ACRONYMS else word for word in setting.split("_")]
+    return " ".join([words[0][0].upper() + words[0][1:], *words[1:]])
+
+
 def _drawer(
     setting: str, field: FieldInfo, key_in_file: str, choices: list[str] | None
 ) -> Callable[..., object]:
     kind = ["", *choices] if choices else _kind(field)
     if kind is str or isinstance(kind, list):
         _FREE_TEXT.add(setting)
-    label = setting.replace("_", " ").capitalize()
+    label = _label(setting)
     text = f"`{key_in_file}`: {' '.join((field.description or '').split())}"
     least = next((rule.ge for rule in field.metadata if hasattr(rule, "ge")), None)
 
