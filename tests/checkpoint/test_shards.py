@@ -1,5 +1,10 @@
+import subprocess
+import sys
+
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from trinity.checkpoint import layout
 from trinity.checkpoint.shards import ShardReader
@@ -46,3 +51,22 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
     torch.save({"w": Evil()}, tmp_path / layout.shard_name("model", 1, 0))
     with pytest.raises(ValueError, match="can't be read as tensors"):
         ShardReader(tmp_path).weights()
+
+
+def test_shards_are_read_without_a_word_of_missing_groups(tmp_path):
+    """PyTorch warns at each tensor whose process group is not there, as in `trinity convert`."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        weight = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+        torch.save({"w": weight}, tmp_path / layout.shard_name("model", 1, 0))
+    finally:
+        torch.distributed.destroy_process_group()
+    read = f"""if True:
+        from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
+        print(load_fsdp_state_dict_from_verl_checkpoint({str(tmp_path)!r})["w"].tolist())
+    """
+    told = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True)
+    assert told.stdout.strip() == "[0.0, 1.0, 2.0, 3.0]"
+    assert "DeviceMesh" not in told.stderr

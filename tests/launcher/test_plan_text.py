@@ -44,12 +44,14 @@ def test_a_processor_without_bfloat16_is_named_where_it_is_computed_in(
 
 
 def test_a_benchmark_has_no_step_to_tell_of() -> None:
-    def shown(mode: str) -> str:
+    def shown(mode: str, **sections: object) -> str:
         output = io.StringIO()
-        show_plan(cpu_plan(mode=mode), Screen(Console(file=output, width=200)))
+        show_plan(cpu_plan(mode=mode, **sections), Screen(Console(file=output, width=200)))
         return output.getvalue()
 
     assert "at most 1,024 new tokens a reply" in shown("explore")
+    one = {"model_path": "m", "max_response_tokens": 1, "max_model_len": 2048}
+    assert "at most 1 new token a reply" in shown("explore", model=one)
     assert "a step:" not in shown("bench")
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from trinity.launcher.screen import Screen, sparkline
+from trinity.launcher.screen import Screen, _rate, sparkline
 from trinity.launcher.summary import RunSummary, StageSummary
 
 
@@ -141,6 +141,13 @@ def test_in_a_pipe_only_lines_that_stay_are_said() -> None:
         shown.progress(f"{done} of 9", is_to_stay)
     shown.progress("", False)
     assert out.getvalue().splitlines()[1:] == ["2 of 9"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, ""), (0.034, "0.034"), (3.25, "3.2"), (337.81, "337.8")]
+)
+def test_a_slow_rate_is_not_shown_as_none(value: float, shown: str) -> None:
+    assert _rate(value) == shown
 
 
 def test_names_are_shown_as_they_are() -> None:

@@ -3,7 +3,9 @@
 A file of a rank holds plain tensors (one rank) or DTensors, which know how they are cut.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +132,23 @@ def merge(parts: list[Tensor]) -> Tensor:
     return whole
 
 
+@contextmanager
+def _no_word_of_groups() -> Iterator[None]:
+    """Shards that are put together here need no process groups, whose absence PyTorch tells."""
+    logger = logging.getLogger("torch.distributed.device_mesh")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def _load(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the checkpoint is not complete.")
     try:
-        with torch.serialization.safe_globals(_NUMPY_STATE):
+        with torch.serialization.safe_globals(_NUMPY_STATE), _no_word_of_groups():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise ValueError(f"{path} can't be read as tensors: {error}") from error

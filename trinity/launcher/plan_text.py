@@ -86,7 +86,7 @@ def _step(plan: RunPlan, total_steps: int | None) -> str:
     if not config.mode.explores:
         return f"a step: {config.buffer.train_batch_size} rows{steps}"
     longest = config.model.max_response_tokens
-    tokens = f", at most {longest:,} new tokens a reply" if longest else ""
+    tokens = f", at most {counted(longest, 'new token')} a reply" if longest else ""
     made = f"{config.buffer.batch_size} prompts x {config.samples_per_task} samples"
     return f"a step: {made} = {config.samples_per_step}{tokens}{steps}"
 

@@ -220,9 +220,14 @@ def _stage_row(stage: StageSummary) -> list[str]:
         str(stage.steps),
         _change(before and before[1], after and after[1]),
         _change(stage.reward_first, stage.reward_last_5),
-        f"{stage.samples_per_second:.1f}",
+        _rate(stage.samples_per_second),
         f"{stage.seconds:.0f} s",
     ]
+
+
+def _rate(value: float) -> str:
+    """A rate with a digit that says something; none where nothing was sampled or trained on."""
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}" if value else ""
 
 
 def _change(first: float | None, last: float | None) -> str:
