@@ -178,3 +178,16 @@ def test_an_adapter_is_merged_as_peft_does():
     merged = merge_lora(base, adapter, json.loads('{"r": 2, "lora_alpha": 8}'))
     wanted = base["model.layers.0.q_proj.weight"] + 4 * up @ down
     torch.testing.assert_close(merged["model.layers.0.q_proj.weight"], wanted)
+
+
+def test_a_checkpoint_whose_weights_are_at_a_service_is_left_alone(tmp_path):
+    """Of a run at Tinker only the last checkpoint has its adapter here, and that if asked for."""
+    actor = layout.step_folder(tmp_path / "job", 2) / "actor"
+    actor.mkdir(parents=True)
+    (actor / layout.TINKER).write_text("{}")
+    base = model_folder(tmp_path / "base")
+    arguments = ["convert", "-c", str(tmp_path / "job"), "-b", base, "--merge"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Tinker service" in result.output
+    assert [path.name for path in actor.iterdir()] == [layout.TINKER]

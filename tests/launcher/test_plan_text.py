@@ -10,10 +10,12 @@ from trinity.launcher.plan import RunPlan, make_plan
 from trinity.launcher.plan_text import _table, show_plan, speed_hints
 from trinity.launcher.screen import Screen
 
+MODEL = {"model_path": "m", "max_response_tokens": 1024, "max_model_len": 2048}
+
 
 def cpu_plan(**sections: object) -> RunPlan:
     data = {
-        "model": {"model_path": "m", "max_response_tokens": 1024, "max_model_len": 2048},
+        "model": MODEL,
         "cluster": {"node_num": 1, "gpu_per_node": 0},
         "explorer": {"rollout_model": {"engine_type": "torch"}},
         **sections,
@@ -36,6 +38,7 @@ def test_a_processor_without_bfloat16_is_named_where_it_is_computed_in(
         "trainer": {"dtype": "float32"},
     }
     monkeypatch.setattr("trinity.launcher.plan_text.has_bfloat16", lambda: False)
+    assert speed_hints(cpu_plan(model={**MODEL, "tinker": {"enable": True}})) == []
     [hint] = speed_hints(cpu_plan())
     assert "trainer.dtype=float32 explorer.rollout_model.dtype=float32" in hint
     assert speed_hints(cpu_plan(**float32)) == []
@@ -50,7 +53,7 @@ def test_a_benchmark_has_no_step_to_tell_of() -> None:
         return output.getvalue()
 
     assert "at most 1,024 new tokens a reply" in shown("explore")
-    one = {"model_path": "m", "max_response_tokens": 1, "max_model_len": 2048}
+    one = {**MODEL, "max_response_tokens": 1}
     assert "at most 1 new token a reply" in shown("explore", model=one)
     assert "a step:" not in shown("bench")
 

@@ -54,6 +54,8 @@ def convert(folder: Path, base_model: Path | None = None, merges: bool = False) 
     try:
         if huggingface.has_weights(target) and (target / "config.json").is_file():
             return Outcome(folder, "skipped", "already in Hugging Face format")
+        if (actor / layout.TINKER).is_file() and not (actor / layout.LORA_ADAPTER).is_dir():
+            return Outcome(folder, "skipped", "its weights are at the Tinker service")
         if not actor.is_dir():
             raise FileNotFoundError(f"{folder.name} has no folder actor.")
         _complete_companions(target, base_model)

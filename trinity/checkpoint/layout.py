@@ -24,6 +24,7 @@ HUGGING_FACE = "huggingface"
 ACTOR, CRITIC = "actor", "critic"
 FSDP_CONFIG = "fsdp_config.json"
 LORA_ADAPTER = "lora_adapter"
+TINKER = "tinker.json"
 DIST_CHECKPOINT = "dist_ckpt"
 STEPS = "num_steps.json"
 

@@ -105,9 +105,10 @@ def speed_hints(plan: RunPlan) -> list[str]:
 def _format_hint(plan: RunPlan) -> str | None:
     """Which number format this processor is faster in, if it is another one."""
     config = plan.config
+    rollout = config.explorer.rollout_model
     formats = {
         *([config.trainer.dtype] if config.trainer.trainer_type is TrainerType.TORCH else []),
-        *([config.explorer.rollout_model.dtype] if config.mode.explores else []),
+        *([rollout.dtype] if config.mode.explores and _engine_is_here(rollout) else []),
     }
     if plan.gpus.total or "bfloat16" not in formats or has_bfloat16():
         return None
@@ -131,9 +132,13 @@ def _size_hint(plan: RunPlan) -> str | None:
 def _engine_text(model: InferenceModelConfig) -> str:
     number = f"{model.engine_num} x " if model.engine_num > 1 else ""
     what = [f"{number}{model.engine_type}", _model_name(model.model_path or "")]
-    if model.engine_type not in (EngineType.TINKER, EngineType.OPENAI):
+    if _engine_is_here(model):
         what.append(model.dtype)
     return ", ".join(part for part in what if part)
+
+
+def _engine_is_here(model: InferenceModelConfig) -> bool:
+    return model.engine_type not in (EngineType.TINKER, EngineType.OPENAI)
 
 
 def _model_name(path: str) -> str:

@@ -4,12 +4,13 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trinity.checkpoint import layout
 from trinity.common.models.protocol import WeightTicket
 
 METHOD = "tinker"
 """How weights travel that never leave the service: by their path there."""
 
-_FILE = "tinker.json"
+_FILE = layout.TINKER
 
 
 @dataclass(frozen=True)
