@@ -51,9 +51,11 @@ async def test_a_read_waits_for_a_full_batch():
 async def test_timeout_returns_the_incomplete_batch_and_an_empty_one_is_an_error():
     storage = await queue()
     await storage.acquire()
+    with pytest.raises(DeadlineError, match=r"1 writer; nothing was written yet"):
+        await storage.get(8, 0.05)
     await storage.put(group(3))
     assert tasks_of(await storage.get(8, 0.05)) == [0, 1, 2]
-    with pytest.raises(DeadlineError, match=r"queue 'q'.*1 writer"):
+    with pytest.raises(DeadlineError, match=r"queue 'q'.*1 writer; the last wrote"):
         await storage.get(8, 0.05)
 
 
@@ -314,6 +316,23 @@ def test_replay_gives_the_highest_priority_and_the_oldest_of_equals(
                 used = [(*best[:2], best[2] + 1)]
 
     asyncio.run(play())
+
+
+async def test_a_paced_reader_waits_for_new_experiences_though_old_ones_may_be_read_again():
+    storage = await queue(replay=replaying(0.0), is_paced=True)
+    await storage.acquire()
+    await storage.put(group(4, batch=1))
+    assert len(await storage.get(4, 60, step=1)) == 4
+    reading = asyncio.create_task(storage.get(4, 60, step=2))
+    await asyncio.sleep(0.05)
+    assert not reading.done()
+    await storage.put(group(4, batch=2))
+    assert {e.eid.batch for e in await reading} == {2}
+    await storage.flush(3)  # the explorer waits for the weights of step 3
+    assert len(await storage.get(4, 60, step=3)) == 4
+    assert len(await storage.get(4, 0.05, step=4)) == 4  # too late for more than there is
+    await storage.release()
+    assert len(await storage.get(4, 60, step=5)) == 4
 
 
 async def test_replay_without_a_cooldown_reads_once():

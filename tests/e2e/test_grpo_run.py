@@ -148,9 +148,15 @@ def test_the_model_loads_with_transformers(finished: Command, toy: Toy) -> None:
 def test_in_bf16_the_first_ratio_stays_near_one(toy: Toy, start: Start, tmp_path: Path) -> None:
     config = toy.config(
         tmp_path,
+        explorer__name="scout",
+        trainer__name="coach",
         buffer__total_steps=2,
         trainer__dtype="bfloat16",
         explorer__rollout_model__dtype="bfloat16",
     )
-    run = start(config).succeed()
+    run = start(config, env={"RAY_DEDUP_LOGS": "0"}).succeed()
     assert run.summary["stages"][0]["max_ratio_deviation"] <= 0.05
+    assert "scout: INFO" in run.screen and "coach: INFO" in run.screen
+    logs = {path.name for path in (run.job / "log").iterdir()}
+    assert {"scout.log", "scout_runner_0.log", "coach.log"} <= logs
+    assert not [name for name in logs if name.startswith(("explorer", "trainer"))]

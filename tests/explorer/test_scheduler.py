@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -426,6 +427,21 @@ async def test_sequential_runs_take_turns(closing):
     assert time.monotonic() - start > 0.4
 
 
+async def test_the_log_of_the_explorer_tells_each_attempt_that_failed(closing, caplog):
+    pool = RunnerPool(
+        lambda i, g: WorkflowRunner(i, EchoModel()), 1, 4, logger=logging.getLogger("scout")
+    )
+    scheduler = closing(Scheduler(pool, SchedulerSettings(max_retry_times=1)))
+    await scheduler.prepare()
+    with caplog.at_level("INFO", "scout"):
+        await collect(scheduler, [task(Single, do="raise", repeat_times=2), task()], batch_id=7)
+    told = [record.getMessage() for record in caplog.records if record.name == "scout"]
+    for attempt, line in enumerate(told, 1):
+        assert line.startswith(f"Batch 7, task 0, run 0,1: attempt {attempt} failed: "), line
+        assert "no luck" in line
+    assert len(told) == 2
+
+
 async def test_log_and_screen_say_what_runners_do(closing, caplog, tmp_path):
     said: list[str] = []
     pool = RunnerPool(
@@ -434,13 +450,12 @@ async def test_log_and_screen_say_what_runners_do(closing, caplog, tmp_path):
         4,
         report_interval_s=0.1,
         say=said.append,
+        logger=logging.getLogger("scout"),
     )
-    pool._logger.propagate = True
     scheduler = closing(Scheduler(pool))
     await scheduler.prepare()
     with caplog.at_level("INFO"):
         await collect(scheduler, [task() for _ in range(6)])
-    pool._logger.propagate = False
     assert "Runner 0: 4 of 4 slots busy" in caplog.text and "2 units wait" in caplog.text
     assert any("4 of 4 slots busy" in line for line in said)
 

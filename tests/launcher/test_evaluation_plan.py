@@ -30,6 +30,7 @@ def tasks(number: int, repeat_times: int = 1) -> list[EvalTaskset]:
     [
         ({}, 2, False, "at the start, at the end"),
         ({"eval_interval": 50}, 200, False, "at the start, every 50 steps, at the end"),
+        ({"eval_interval": 1}, 200, True, "every step, at the end"),
         ({"eval_interval": 50}, None, True, "every 50 steps, at the end"),
         ({"eval_on_startup": False}, 2, False, "at the end"),
     ],

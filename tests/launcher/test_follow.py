@@ -3,7 +3,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from trinity.cli.launcher import app
-from trinity.launcher.follow import Follower, Line, is_wanted, search
+from trinity.launcher.follow import Follower, Line, is_wanted, saying, search
 
 
 def texts(follower: Follower) -> list[str]:
@@ -28,6 +28,16 @@ def test_new_lines_come_once_and_whole(tmp_path: Path) -> None:
     ]
     log.write_text("INFO anew\n")  # rotated
     assert texts(follower) == ["explorer: INFO anew"]
+
+
+def test_lines_are_said_while_a_block_lasts(tmp_path: Path) -> None:
+    (tmp_path / "explorer.log").write_text("INFO of an earlier run\n")
+    said: list[str] = []
+    with saying([tmp_path], said.append):
+        (tmp_path / "trainer.log").write_text("INFO step 1\nDEBUG detail\n")
+    assert said == ["trainer: INFO step 1", "trainer: DEBUG detail"]
+    (tmp_path / "trainer.log").write_text("INFO too late\n")
+    assert len(said) == 2
 
 
 def test_level_and_keyword() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def make_storage(
-    config: ExperienceBufferConfig, owner: str | None = None
+    config: ExperienceBufferConfig, owner: str | None = None, *, is_paced: bool = False
 ) -> "QueueStorage | SQLStorage":
     """The storage that readers and writers of a `queue` or `sql` buffer share.
 
@@ -31,6 +31,7 @@ def make_storage(
 
     Args:
         owner: For `sql`: who this process is, the same after a restart; see `SQLStorage`.
+        is_paced: For `queue`: see `QueueStorage`.
     """
     if config.storage_type is StorageType.SQL:
         from trinity.buffer.storage.sql import SQLStorage
@@ -41,6 +42,7 @@ def make_storage(
         capacity=config.capacity,
         journal=make_journal(config),
         replay=config.replay_buffer,
+        is_paced=is_paced,
     )
 
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from trinity.cli.explained_words import Row, every, is_at_service, number
+from trinity.cli.explained_words import Row, is_at_service, number
 from trinity.common.config import Config
 from trinity.common.config.arithmetic import Arithmetic
 from trinity.common.config.training import training_settings
-from trinity.utils.words import counted
+from trinity.utils.words import counted, every
 
 
 def step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
@@ -16,7 +16,7 @@ def step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
         prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
         rows += [
             ("tasks an explorer step", number(numbers.tasks), "buffer.batch_size"),
-            ("samples a task", number(numbers.samples), "algorithm.repeat_times"),
+            ("samples a task", number(numbers.samples), _repeats_from(config)),
             (
                 "experiences an explorer step",
                 number(numbers.experiences),
@@ -39,10 +39,16 @@ def step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
         rows += _sync_rows(config, numbers)
     steps = total_steps(config)
     if steps is not None and config.mode.explores:
-        per_epoch = f"{config.buffer.total_epochs} epochs"
+        per_epoch = counted(config.buffer.total_epochs, "epoch")
         why = "buffer.total_steps" if config.buffer.total_steps else per_epoch
         rows.append(("explorer steps of the run", number(steps), why))
     return rows
+
+
+def _repeats_from(config: Config) -> str:
+    usual = config.algorithm.repeat_times or 1
+    is_usual = config.samples_per_task == usual
+    return "algorithm.repeat_times" if is_usual else "repeat_times of the taskset"
 
 
 def _train_rows(config: Config, numbers: Arithmetic) -> list[Row]:

@@ -11,11 +11,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
-def every(steps: int) -> str:
-    """How often something is done."""
-    return "every step" if steps == 1 else f"every {steps} steps"
-
-
 def is_at_service(config: Config) -> bool:
     """Whether the Tinker service trains the model."""
     return config.trainer.trainer_type is TrainerType.TINKER

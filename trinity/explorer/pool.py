@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from logging import Logger
 
 from trinity.common.errors import TrinityError
 from trinity.explorer.runner import WorkflowRunner
@@ -76,6 +77,7 @@ class RunnerPool:
         start_retries: Further attempts to start a runner.
         report_interval_s: Seconds between two lines on what each runner does; 0: none.
         say: Shows these lines to the person at the screen; they are in the log besides.
+        logger: Of the explorer.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class RunnerPool:
         start_retries: int = 2,
         report_interval_s: float = 0.0,
         say: Callable[[str], None] = lambda text: None,
+        logger: Logger | None = None,
     ) -> None:
+        self.logger = logger or get_logger("explorer")
         self._make_runner = make_runner
         self._num_runners = num_runners
         self._slots = slots_per_runner
@@ -106,7 +110,6 @@ class RunnerPool:
         self._waiting: dict[int, _Ticket] = {}  # in order of arrival
         self._background: set[asyncio.Task[None]] = set()
         self._broken: NoRunners | None = None
-        self._logger = get_logger("explorer")
         self._all: set[_Host] = set()
         self._num_lost = 0
 
@@ -302,7 +305,7 @@ class RunnerPool:
         if ticket and not ticket.result.done():
             ticket.result.set_result(result)
         if result.num_stuck and not host.is_retiring:
-            self._logger.warning(
+            self.logger.warning(
                 "Runner %d holds a call that does not end; it is replaced.", host.index
             )
             host.is_retiring = True
@@ -327,7 +330,7 @@ class RunnerPool:
         host.is_gone = True
         self._all.discard(host)
         self._num_lost += 1
-        self._logger.warning(
+        self.logger.warning(
             "Runner %d is lost (%s) with %d units aboard.", host.index, why, len(host.aboard)
         )
         self._kill(host.runner)
@@ -348,7 +351,7 @@ class RunnerPool:
                     f"Runner {host.index}: {len(began)} of {self._slots} slots busy, the longest "
                     f"for {longest:.1f} s; {len(self._waiting)} units wait."
                 )
-                self._logger.info(text)
+                self.logger.info(text)
                 self._say(text)
 
     def _replace(self, host: _Host) -> None:

@@ -40,10 +40,12 @@ class RunnerSettings:
     concurrent_mode: Whether runs of one unit come one after the other (``sequential``) or
         all at once.
     plugin_dirs: Folders of plugins, besides those in ``TRINITY_PLUGIN_DIRS``.
+    log_name: Name of the log; the runner's number is added.
     """
 
     concurrent_mode: Literal["sequential", "asynchronous", "multi-threading"] = "asynchronous"
     plugin_dirs: tuple[str, ...] = ()
+    log_name: str = "explorer_runner"
 
 
 class NoExperiences(TypeError):
@@ -80,7 +82,7 @@ class WorkflowRunner:
 
     async def prepare(self) -> None:
         """Load plugins, open the log."""
-        self._logger = get_logger(f"explorer_runner_{self._index}")
+        self._logger = get_logger(f"{self._settings.log_name}_{self._index}")
         sys.setswitchinterval(_SWITCH_S)
         self._threads = DeadlinePool(_UNBOUNDED, "workflow")
         load_plugins_from_env()

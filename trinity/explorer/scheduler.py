@@ -14,7 +14,6 @@ from trinity.common.rewards import RewardError
 from trinity.common.workflows import Task
 from trinity.explorer.pool import RunnerLost, RunnerPool, UnitOverdue
 from trinity.explorer.units import RunResult, Unit, UnitResult, stable_seed
-from trinity.utils.log import get_logger
 from trinity.utils.metrics import summarize
 
 _SHORTEST_DYNAMIC_S = 1.0  # below that a pause of the machine would count as a hang
@@ -149,7 +148,7 @@ class Scheduler:
         self._seconds: dict[bool, deque[float]] = {
             is_eval: deque(maxlen=_REMEMBERED_RUNS) for is_eval in (False, True)
         }  # an evaluation says nothing of how long training runs take
-        self._logger = get_logger("explorer")
+        self._logger = runners.logger
 
     async def prepare(self) -> None:
         await self._pool.prepare()
@@ -251,12 +250,22 @@ class Scheduler:
         state.units.add(unit.unit_id)
         limit_s = timeout_s * (len(runs) if self._settings.is_sequential else 1)
         try:
-            return await self._pool.run(unit, limit_s, is_suspect)
+            result = await self._pool.run(unit, limit_s, is_suspect)
+            self._log_failures(unit, result.runs)
+            return result
         except UnitOverdue as error:
             self._logger.error("Task %s: %s\n%r", task.task_id, error, task.task_desc)
             return _all_failed(runs, str(error), is_timeout=True)
         finally:
             state.units.discard(unit.unit_id)
+
+    def _log_failures(self, unit: Unit, runs: Sequence[RunResult]) -> None:
+        """In the explorer's log; not on the screen, where a large batch would fill it."""
+        task, failed = unit.task, [run for run in runs if run.error is not None]
+        for error in dict.fromkeys(run.error for run in failed):
+            numbers = ",".join(str(run.run) for run in failed if run.error == error)
+            told = (task.batch_id, task.task_id, numbers, unit.attempt + 1, error)
+            self._logger.info("Batch %s, task %s, run %s: attempt %d failed: %s", *told)
 
     def _timeout_s(self, is_eval: bool) -> float:
         settings, seconds = self._settings, self._seconds[is_eval]

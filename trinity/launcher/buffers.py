@@ -28,7 +28,7 @@ from trinity.buffer.writer.record import RecordWriter
 from trinity.common.config import Config, ExperienceBufferConfig
 from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.config.data_processor import OperatorConfig
-from trinity.common.constants import Mode, StorageType
+from trinity.common.constants import Mode, StorageType, SyncStyle
 from trinity.explorer.explorer import EvalTaskset
 from trinity.launcher.job import ResumePoint
 from trinity.launcher.plan import RunPlan
@@ -179,8 +179,10 @@ def _open_tasks(buffers: Buffers, config: Config) -> None:
 
 def _storage(plan: RunPlan, output: ExperienceBufferConfig) -> object:
     """The storage itself where one command does both sides, else a named process for it."""
-    storage = make_storage(output, owner=f"{plan.job.path}:{plan.config.mode}")
-    if plan.config.mode.pairs or not isinstance(storage, QueueStorage):
+    config = plan.config
+    is_paced = config.mode.pairs and config.synchronizer.sync_style is SyncStyle.FIXED
+    storage = make_storage(output, owner=f"{plan.job.path}:{config.mode}", is_paced=is_paced)
+    if config.mode.pairs or not isinstance(storage, QueueStorage):
         return storage
     return actor.spawn(
         QueueStorage,

@@ -195,6 +195,7 @@ class _Reporters:
     def __init__(self, config: Config, listeners: Sequence[Report]) -> None:
         self._config = config
         self._listeners = listeners
+        self._log_names = {"explorer": config.explorer.name, "trainer": config.trainer.name}
         self.made: list[Reporter] = []
 
     def of(self, role: str) -> Reporter:
@@ -207,7 +208,8 @@ class _Reporters:
             Path(settings.cache_dir),
             settings.monitor_args,
         )
-        self.made.append(Reporter(monitor, self._listeners, get_logger(role)))
+        logger = get_logger(self._log_names.get(role, role))
+        self.made.append(Reporter(monitor, self._listeners, logger))
         return self.made[-1]
 
 

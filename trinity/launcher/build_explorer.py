@@ -142,6 +142,7 @@ def _pool(
     settings = RunnerSettings(
         concurrent_mode=explorer.concurrent_mode.value,
         plugin_dirs=plan.plugin_dirs,
+        log_name=f"{explorer.name}_runner",
     )
     env_vars = {**plan.env_vars, "OMP_NUM_THREADS": "1", **explorer.env_vars}
 
@@ -167,6 +168,7 @@ def _pool(
         start_retries=explorer.runner_prepare_max_retries,
         report_interval_s=explorer.runner_state_report_interval,
         say=say,
+        logger=get_logger(explorer.name),
     )
 
 

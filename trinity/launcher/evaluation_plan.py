@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from trinity.common.constants import Mode
 from trinity.launcher.plan import RunPlan
+from trinity.utils.words import every
 
 if TYPE_CHECKING:
     from trinity.explorer.explorer import EvalTaskset  # brings PyTorch
@@ -46,7 +47,7 @@ def _times(plan: RunPlan, total_steps: int | None, is_resumed: bool) -> str:
         return "for each checkpoint"
     times = ["at the start"] if _has_first(plan, is_resumed) else []
     if total_steps is None or explorer.eval_interval < total_steps:
-        times.append(f"every {explorer.eval_interval} steps")
+        times.append(every(explorer.eval_interval))
     return ", ".join([*times, "at the end"])
 
 

@@ -1,7 +1,10 @@
 """Reading the logs of a job while it runs: new lines of all files, as they come."""
 
 import re
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +12,7 @@ from typing import NamedTuple
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 CONTEXT = 5
 """Lines shown before and after one that matches a search."""
+_EVERY_S = 0.5
 
 
 class Line(NamedTuple):
@@ -62,6 +66,33 @@ class Follower:
             lines = lines[len(lines) - min(self.last, len(lines)) :]
         name = str(path.relative_to(self.folder).with_suffix(""))
         yield from (Line(name, line) for line in lines)
+
+
+@contextmanager
+def saying(folders: Iterable[Path], say: Callable[[str], None]) -> Iterator[None]:
+    """Say each line that is written below ``folders`` while the block lasts."""
+    followers, is_over = [Follower(folder) for folder in folders], threading.Event()
+
+    def say_new() -> None:
+        for follower in followers:
+            with suppress(OSError):  # a file went away between two looks
+                for line in follower.read():
+                    say(f"{line.source}: {line.text}")
+
+    def follow() -> None:
+        while not is_over.wait(_EVERY_S):
+            say_new()
+
+    for follower in followers:
+        deque(follower.read(), maxlen=0)  # what is there is of earlier runs
+    thread = threading.Thread(target=follow, name="logs on the screen", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        say_new()
 
 
 def is_wanted(line: Line, level: str = "INFO", keyword: str = "") -> bool:

@@ -31,6 +31,7 @@ from trinity.launcher.checks import find_start_problems, located
 from trinity.launcher.cluster import gpus_in_cluster, ray_cluster
 from trinity.launcher.compile_ahead import compiling_ahead
 from trinity.launcher.evaluation_plan import evaluation_lines
+from trinity.launcher.follow import saying
 from trinity.launcher.gpu_needs import joined_gpus
 from trinity.launcher.job import JobFolder, ResumePoint, StageLog, find_resume_point, named_anew
 from trinity.launcher.lock import job_lock
@@ -46,6 +47,7 @@ from trinity.utils.log import get_logger
 if TYPE_CHECKING:
     from trinity.launcher.build import Parts
 
+_ALL_LOGS = "RAY_DEDUP_LOGS"  # "0" asks Ray for all lines of all processes
 _EXIT_INTERRUPTED = 130
 _END_IS_LONG_S = 3.0
 _HURRIED_END_S = 3.0  # after a second Ctrl-C
@@ -115,6 +117,9 @@ class Job:
                 stack.enter_context(job_lock(self.folder.path, role))
             memory = stack.enter_context(MemoryWatch())
             self._save_config()
+            if os.environ.get(_ALL_LOGS) == "0":
+                logs = dict.fromkeys(Path(plan.config.log.save_dir) for plan in self.plans)
+                stack.enter_context(saying(logs, self.screen.say))
             os.environ.update(self.plans[0].env_vars)  # what fails from here on has its log
             try:
                 asyncio.run(self._run_stages(summary, started))

@@ -101,6 +101,17 @@ def test_a_single_taskset_becomes_a_list():
     assert (taskset.name, taskset.repeat_times) == ("train", 8)
 
 
+def test_a_step_has_the_samples_that_its_tasksets_ask_for():
+    def step(*own, usual=8):
+        tasksets = [{"path": f"/{i}", "repeat_times": count} for i, count in enumerate(own)]
+        config = filled({f"{INPUT}.tasksets": tasksets, "algorithm.repeat_times": usual})
+        return config.samples_per_step, config.buffer.train_batch_size
+
+    assert step(None) == (4 * 8, 4 * 8)
+    assert step(5) == step(5, 5) == (4 * 5, 4 * 8)
+    assert step(5, 3) == step(5, None) == (4 * 8, 4 * 8)
+
+
 def test_taskset_defaults():
     tasks = {
         "tasksets": [{"path": "/a"}, {"path": "/b", "repeat_times": 3}],

@@ -7,6 +7,7 @@ methods with `_batch` carry bytes.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from secrets import token_hex
 from typing import Any
 
@@ -37,6 +38,8 @@ class QueueStorage(Storage):
         capacity: Experiences that may wait before writers do.
         journal: Where experiences and ledger are kept; None keeps them in memory only.
         replay: Reuse of experiences; None or disabled: each is read once.
+        is_paced: Readers take no more than was written, as if nothing were read twice: with
+            replay a trainer would go on for ever while the explorer waits its turn.
         clock: Seconds, for the cool-down of reused experiences.
     """
 
@@ -47,6 +50,7 @@ class QueueStorage(Storage):
         capacity: int = 10000,
         journal: Journal | None = None,
         replay: ReplayBufferConfig | None = None,
+        is_paced: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         self.name = name
@@ -54,6 +58,7 @@ class QueueStorage(Storage):
         self._capacity = capacity
         self._journal = journal
         self._replay = replay if replay is not None and replay.enable else None
+        self._is_paced = is_paced
         self._clock = clock
         self._run = token_hex(8)
         self._order = self._new_order()
@@ -168,6 +173,7 @@ class QueueStorage(Storage):
         """
         deadline = self._clock() + timeout_s
         async with self._changed:
+            await self._until_written(batch_size, step, timeout_s)
             while not self._is_batch_ready(batch_size, min_model_version, step):
                 if self._clock() >= deadline:
                     break
@@ -182,6 +188,19 @@ class QueueStorage(Storage):
                 raise self._nothing_came(timeout_s)
             is_end = not batch and self._is_closed
             return None if is_end else [experience for _, experience in batch]
+
+    async def _until_written(self, batch_size: int, step: int | None, timeout_s: float) -> None:
+        """Hold up a paced reader while it would have more than was written."""
+        if not self._is_paced:
+            return
+
+        def is_enough() -> bool:
+            wanted = self._counts["read"] + batch_size
+            return wanted <= self._counts["written"] or self._is_final(step)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait_for(is_enough)
 
     def _is_batch_ready(self, batch_size: int, min_version: int, step: int | None) -> bool:
         """Fill the pool as far as possible; True if no waiting would add to it."""
@@ -222,11 +241,12 @@ class QueueStorage(Storage):
 
     def _nothing_came(self, timeout_s: float) -> DeadlineError:
         seconds = time.monotonic() - self._last_put
+        last = f"the last wrote {seconds:.0f} s ago" if self._writes else "nothing was written yet"
         return DeadlineError(
             f"experiences in the queue {self.name!r}",
             "a read",
             timeout_s,
-            f"It has {counted(self._num_writers, 'writer')}; the last wrote {seconds:.0f} s ago. "
+            f"It has {counted(self._num_writers, 'writer')}; {last}. "
             "See the explorer's log, or raise max_read_timeout.",
         )
 

@@ -34,8 +34,9 @@ def _derive_batch(filler: Filler, spec: AlgorithmSpec) -> None:
     config = filler.config
     if spec.schema != "experience":
         return
-    why = f"batch_size {config.buffer.batch_size} * repeat_times {config.samples_per_task}"
-    filler.default("buffer.train_batch_size", config.samples_per_step, why)
+    tasks, repeats = config.buffer.batch_size, config.algorithm.repeat_times or 1
+    why = f"batch_size {tasks} * repeat_times {repeats}"
+    filler.default("buffer.train_batch_size", tasks * repeats, why)
 
 
 def _derive_tasksets(filler: Filler) -> None:

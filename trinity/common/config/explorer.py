@@ -37,7 +37,7 @@ class ExplorerConfig(ConfigModel):
     """The rollout loop, its runners and its models."""
 
     name: str = "explorer"
-    """Name of the explorer; its log, meta file and monitor run carry it."""
+    """Name of the explorer; its logs, its runners and its engines carry it."""
 
     runner_per_model: int = Field(8, ge=1)
     """Workflows that run side by side for each engine."""

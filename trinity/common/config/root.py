@@ -145,8 +145,12 @@ class Config(ConfigModel):
 
     @property
     def samples_per_task(self) -> int:
-        """Of an explorer step."""
-        return self.algorithm.repeat_times or 1
+        """Of an explorer step: what the tasksets say; where they differ, what `algorithm` says."""
+        usual = self.algorithm.repeat_times or 1
+        tasks = self.buffer.explorer_input
+        tasksets = tasks.tasksets or ([tasks.taskset] if tasks.taskset else [])
+        said = {taskset.repeat_times or usual for taskset in tasksets}
+        return said.pop() if len(said) == 1 else usual
 
     @property
     def samples_per_step(self) -> int:

@@ -27,7 +27,7 @@ class SynchronizerConfig(ConfigModel):
     """Trainer steps between two syncs. Unset: `sync_interval`."""
 
     sync_offset: int = Field(0, ge=0)
-    """Explorer steps run before the trainer starts; data is that many steps older."""
+    """Explorer steps that may run ahead of the trainer; data is up to that many steps older."""
 
     sync_timeout: float = Field(3600, gt=0)
     """Seconds one sync may take before the run stops."""

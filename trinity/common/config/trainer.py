@@ -43,7 +43,7 @@ class TrainerConfig(ConfigModel):
     """What computes gradients, and what it saves."""
 
     name: str = "trainer"
-    """Name of the trainer; its log, meta file and monitor run carry it."""
+    """Name of the trainer; its log and its processes carry it."""
 
     trainer_type: TrainerType = TrainerType.TORCH
     """Backend: `torch` (built in), `verl` or `tinker`."""
