@@ -1,11 +1,12 @@
 """What `trinity explain` says of the checkpoints of a run: how many, and how large."""
 
 from trinity.cli.explained_steps import total_steps
-from trinity.cli.explained_words import Row, every
+from trinity.cli.explained_words import Row
 from trinity.common.config import Config
 from trinity.common.config.memory import checkpoint_bytes
 from trinity.common.config.shape import ModelShape
 from trinity.common.constants import SaveHF
+from trinity.utils.words import every
 
 
 def checkpoint_rows(config: Config, shape: ModelShape) -> list[Row]:

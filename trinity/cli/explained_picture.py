@@ -1,10 +1,10 @@
 """The picture of a run that `trinity explain` draws."""
 
-from trinity.cli.explained_words import every, number
+from trinity.cli.explained_words import number
 from trinity.common.config import Config, GPUSplit
 from trinity.common.config.arithmetic import Arithmetic
 from trinity.common.constants import Mode
-from trinity.utils.words import counted
+from trinity.utils.words import counted, every
 
 
 def picture(config: Config, numbers: Arithmetic, split: GPUSplit) -> str:
