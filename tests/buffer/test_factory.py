@@ -107,3 +107,15 @@ def test_rows_of_a_database_are_asked_for_as_often_as_their_section_says(tmp_pat
     ):
         database = rows._database  # type: ignore[attr-defined]
         assert (database._max_retry_times, database._retry_interval_s) == (7, 0.25)
+
+
+@pytest.mark.parametrize("path", ["seen", "seen.jsonl"])
+async def test_a_file_buffer_may_be_named_by_its_folder(path: str, tmp_path: Path):
+    config = section(storage_type=StorageType.FILE, path=str(tmp_path / path))
+    writer = get_buffer_writer(config)
+    await writer.acquire()
+    await writer.write(group(3))
+    await writer.release()
+    assert (tmp_path / path).is_dir() == (path == "seen")
+    rows = rows_of_data_set(config)
+    assert [row["eid"]["task"] for row in rows] == [0, 1, 2]

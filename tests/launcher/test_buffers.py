@@ -113,5 +113,26 @@ def test_expert_rows_of_a_step_are_not_waited_for_from_the_explorer(tmp_path: Pa
         assert open_buffers(plan, lambda text: None).total_train_steps(plan.config) == 10
 
 
+def test_an_explorer_waits_for_no_trainer_where_it_writes_a_file_to_look_at(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"prompt": "a"}\n' * 8)
+
+    def due(kind: str) -> int | None:
+        where = {"name": "seen", "storage_type": kind, "path": str(tmp_path / "seen")}
+        taskset = {"path": str(tasks), "default_workflow_type": "simple_workflow"}
+        buffer = {
+            "total_steps": 4,
+            "explorer_input": {"taskset": taskset},
+            "trainer_input": {"experience_buffer": where},
+        }
+        root = tmp_path / kind
+        grpo = {"algorithm_type": "grpo", "repeat_times": 2}
+        plan = plan_of(root, mode="explore", algorithm=grpo, buffer=buffer)
+        return plan.schedule.version_due(3)
+
+    assert due("queue") == 3
+    assert due("file") is None
+
+
 def test_the_share_of_expert_rows_has_one_default() -> None:
     assert MixSampleStrategy.default_args()["expert_data_ratio"] == EXPERT_DATA_RATIO

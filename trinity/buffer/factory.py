@@ -1,5 +1,6 @@
 """Config sections -> storages, readers and writers."""
 
+import os
 from typing import TYPE_CHECKING, Any, cast
 
 from trinity.buffer.data_set import is_data_set, rows_of_data_set
@@ -107,10 +108,11 @@ def storage_writer(config: ExperienceBufferConfig, storage: object | None) -> Qu
 
 
 def file_writer(config: ExperienceBufferConfig, storage: object | None) -> FileWriter:
-    """The writer of a `file` buffer."""
+    """The writer of a `file` buffer; its path is a .jsonl file, or the folder of one."""
     if not config.path:
         raise DataError(f"The buffer {config.name!r} has no path. Name its .jsonl file.")
-    return FileWriter(config.path)
+    path, name = config.path, config.name or "experience_buffer"
+    return FileWriter(path if is_json_path(path) else os.path.join(path, f"{name}.jsonl"))
 
 
 def dataset_reader(config: ExperienceBufferConfig, settings: ReaderSettings) -> DatasetReader:

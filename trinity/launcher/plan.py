@@ -9,7 +9,7 @@ from pathlib import Path
 from trinity.common.config import Config, Derived, ModelConfig, derive
 from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.config.inference_model import InferenceModelConfig
-from trinity.common.constants import Mode
+from trinity.common.constants import Mode, StorageType, SyncStyle
 from trinity.common.errors import ConfigError, Problem
 from trinity.launcher.gpu_needs import GpuNeeds, NotEnoughGpusError, gpu_needs
 from trinity.launcher.hardware import cpu_cores, local_gpus
@@ -183,12 +183,19 @@ def _schedule(config: Config) -> SyncSchedule:
     rollouts = rollouts_per_step(config)
     is_counted = has_steps and rollouts > 0
     return SyncSchedule(
-        sync.sync_style,
+        SyncStyle.TRAINER_DRIVEN if _writes_to_look_at(config) else sync.sync_style,
         sync.explorer_sync_interval or sync.sync_interval,
         sync.trainer_sync_interval or sync.sync_interval,
         sync.sync_offset,
         Fraction(config.samples_per_step, rollouts) if is_counted else Fraction(1),
     )
+
+
+def _writes_to_look_at(config: Config) -> bool:
+    """Whether no trainer will ever send weights: none reads a file that still grows."""
+    output = config.buffer.trainer_input.experience_buffer
+    is_file = output is not None and output.storage_type is StorageType.FILE
+    return is_file and config.mode is Mode.EXPLORE
 
 
 def _env_vars(config: Config, plugin_dirs: Sequence[str]) -> dict[str, str]:
