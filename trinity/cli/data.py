@@ -9,6 +9,7 @@ import typer
 
 from trinity.cli.plugin_folders import PLUGIN_DIR
 from trinity.cli.usage import UsageError
+from trinity.utils.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,7 +138,7 @@ def _show_statistics(console: "Console", figures: "Statistics", found: "DataSet"
     console.print(f"repeated{of}: {figures.num_duplicates}")
     for where, earlier in figures.duplicates:
         console.print(f"  {where} = {earlier}")
-    measured = f"{figures.num_measured} rows measured"
+    measured = f"{counted(figures.num_measured, 'row')} measured"
     if figures.num_cut:
         measured += f", {figures.num_cut} too long for the model"
     console.print(measured)

@@ -33,6 +33,7 @@ from trinity.launcher.debug_page import page_of
 from trinity.launcher.engine_link import EngineClient, EngineServer, socket_path
 from trinity.launcher.turns import Decode, turns_of
 from trinity.utils.terminal import harmless
+from trinity.utils.words import counted
 
 
 class DebugError(TrinityError):
@@ -237,7 +238,7 @@ def _show(
     for experience in experiences:
         console.rule(Text(f"run {experience.eid.run}, step {experience.eid.step}"), style="dim")
         for turn in turns_of(experience, decode):
-            console.print(Text(f"{turn.who}, {turn.num_tokens} tokens", "bold"))
+            console.print(Text(f"{turn.who}, {counted(turn.num_tokens, 'token')}", "bold"))
             console.print(Text(harmless(turn.text), "green" if turn.is_sampled else ""))
     for run in result.runs:
         for text in [*([run.error] if run.error else []), *run.dropped]:

@@ -8,6 +8,7 @@ from trinity.common.experience import Experience
 from trinity.common.workflows import Task
 from trinity.explorer.units import UnitResult
 from trinity.launcher.turns import Decode, turns_of
+from trinity.utils.words import counted
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -31,7 +32,8 @@ def page_of(
     row = json.dumps(task.raw_task, ensure_ascii=False, indent=1, default=str)
     parts = [
         f"<h1>Task {escape(str(task.task_id))}</h1>",
-        f"<p>{escape(str(task.workflow))}, {len(result.runs)} runs, {result.seconds:.2f} s</p>",
+        f"<p>{escape(str(task.workflow))}, {counted(len(result.runs), 'run')}, "
+        f"{result.seconds:.2f} s</p>",
         f"<details><summary>row</summary><pre>{escape(row)}</pre></details>",
     ]
     for run in result.runs:
@@ -52,7 +54,7 @@ def _section(experience: Experience, decode: Decode) -> str:
         f"<tr><th>{escape(name)}<td>{value:.4g}" for name, value in experience.metrics.items()
     )
     turns = "".join(
-        f"<small>{turn.who}, {turn.num_tokens} tokens</small>"
+        f"<small>{turn.who}, {counted(turn.num_tokens, 'token')}</small>"
         f'<pre class="{turn.who}">{escape(turn.text)}</pre>'
         for turn in turns_of(experience, decode)
     )

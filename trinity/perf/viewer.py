@@ -15,6 +15,7 @@ from trinity.common.schema.database import Database
 from trinity.common.schema.tables import ExperienceTables, Filters, StoredExperience
 from trinity.launcher.turns import Decode, Turn, turns_of
 from trinity.perf.raw_viewer import COLUMN, RowsViewer, offset_of_page
+from trinity.utils.words import counted
 
 _PER_PAGE = 10
 
@@ -71,7 +72,7 @@ class ExperienceViewer:
         title = f"{row.id}: task {eid.task}, run {eid.run}, step {eid.step} — reward {reward}"
         with st.expander(title, expanded=True):
             for turn in self._turns(experience, decode):
-                st.caption(f"{turn.who}, {turn.num_tokens} tokens")
+                st.caption(f"{turn.who}, {counted(turn.num_tokens, 'token')}")
                 st.code(turn.text, language=None, wrap_lines=True)
             st.json(_figures(experience, row.consumed), expanded=False)
 
