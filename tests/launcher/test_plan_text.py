@@ -58,6 +58,15 @@ def test_a_benchmark_has_no_step_to_tell_of() -> None:
     assert "a step:" not in shown("bench")
 
 
+def test_a_model_that_is_served_has_users_and_no_workflows() -> None:
+    plan = cpu_plan(mode="serve", buffer={"train_batch_size": 16})
+    assert ("API", "127.0.0.1:8010", "CPU") in rows_of(plan)
+    assert "workflows" not in [part for part, *_ in rows_of(plan)]
+    output = io.StringIO()
+    show_plan(plan, Screen(Console(file=output, width=200)))
+    assert "a commit of up to 16 replies" in output.getvalue()
+
+
 def test_an_outside_service_has_no_number_format_in_the_plan() -> None:
     judge = {"engine_type": "openai", "model_path": "judges/big"}
     unnamed = {"engine_type": "openai"}

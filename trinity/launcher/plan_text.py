@@ -45,6 +45,8 @@ def _explorer_rows(plan: RunPlan) -> list[tuple[str, str, str]]:
         ("auxiliary model", _engine_text(model), _where(plan, model, plan.gpus.auxiliary))
         for model in explorer.auxiliary_models
     ]
+    if config.mode is Mode.SERVE:  # its users are the rollouts
+        return [*rows, ("API", f"{explorer.listen_address}:{explorer.proxy_port}", "CPU")]
     runners = f"processes: {plan.num_runners}, slots of each: {plan.slots}"
     return [*rows, ("workflows", runners, "CPU")]
 
@@ -87,6 +89,8 @@ def _step(plan: RunPlan, total_steps: int | None) -> str:
         return f"a step: {config.buffer.train_batch_size} rows{steps}"
     longest = config.model.max_response_tokens
     tokens = f", at most {counted(longest, 'new token')} a reply" if longest else ""
+    if config.mode is Mode.SERVE:
+        return f"a step: a commit of up to {config.buffer.train_batch_size} replies{tokens}{steps}"
     made = f"{config.buffer.batch_size} prompts x {config.samples_per_task} samples"
     return f"a step: {made} = {config.samples_per_step}{tokens}{steps}"
 
