@@ -92,6 +92,16 @@ def test_stages(job: JobFolder) -> None:
     assert StageLog(job.path).latest() == 1
 
 
+def test_a_finished_stage_of_which_more_steps_are_asked_says_how_it_goes_on(job: JobFolder) -> None:
+    checkpoints = JobCheckpoints(job, parts={"trainer": lambda: {"step": 2}})
+    log = StageLog(job.path)
+    assert log.why_skipped(1, "rft", job, 3) == "Stage rft was finished before; skipped."
+    save(checkpoints, 2)
+    assert log.why_skipped(1, "rft", job, 2) == "Stage rft was finished before; skipped."
+    told = log.why_skipped(1, "rft", job, 3)
+    assert "2 of 3 steps" in told and '{"latest_stage": 0}' in told and "stage_meta.json" in told
+
+
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert writable_problem(tmp_path / "not" / "yet" / "there") is None

@@ -1,6 +1,7 @@
 """The folder of a job: its subfolders, its checkpoints and the point a resume starts from."""
 
 import json
+import math
 import os
 import secrets
 import time
@@ -172,6 +173,17 @@ class StageLog:
         if not self._path.exists():
             return -1
         return int(json.loads(self._path.read_text()).get("latest_stage", -1))
+
+    def why_skipped(self, index: int, name: str, job: JobFolder, total_steps: int | None) -> str:
+        """What is said of a finished stage, and how it goes on where more steps are asked of it."""
+        text = f"Stage {name} was finished before; skipped."
+        newest = layout.find_latest(job.path).folder
+        done = layout.step_of(newest) if newest is not None else math.inf
+        if done >= (total_steps or 0):
+            return text
+        earlier = json.dumps({"latest_stage": index - 1})
+        how = f"to go on with it, write {earlier} into {self._path}"
+        return f"{text} It has {done} of {total_steps} steps: {how}."
 
     def finish(self, index: int) -> None:
         """Stage ``index`` is done."""

@@ -216,7 +216,8 @@ class Job:
             summary.stages.append(stage)
             if index <= latest:
                 stage.is_skipped = True
-                self.screen.say(f"Stage {plan.stage} was finished before; skipped.")
+                steps = plan.config.buffer.total_steps
+                self.screen.say(done.why_skipped(index, plan.stage, plan.job, steps))
             else:
                 await self._run_stage(plan, index, stage, summary, started)
                 if self._is_interrupted:
