@@ -15,8 +15,9 @@ def command(source: Path = SOURCE, output: Path | None = OUTPUT) -> None:
 
     try:
         text = source.read_text(encoding="utf-8")
-    except OSError as error:
-        message = f"{str(source)!r} cannot be read: {error.strerror}."
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        message = f"{str(source)!r} cannot be read: {why}."
         raise ConfigError([Problem("", message, "Check the path.")], str(source)) from error
     imported = import_verl(text)
     if output is None:

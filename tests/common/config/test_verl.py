@@ -7,6 +7,8 @@ import yaml
 
 from tests.common.config.files import BLOCKS, with_edits, write
 from trinity.common.config import Config, derive, load_config, training_settings
+from trinity.common.config.commented_yaml import CommentedTree
+from trinity.common.config.plain_values import clean
 from trinity.common.config.source import parse_tree
 from trinity.common.config.validate import validate_file
 from trinity.common.config.verl.keys import VERL_KEYS, Use, for_verl, leaves, wrapped
@@ -245,6 +247,70 @@ def test_a_yaml_file_of_verl():
     assert tree["buffer"]["batch_size"] == 8
     assert tree["buffer"]["train_batch_size"] == 16
     assert tree["cluster"] == {"node_num": 1, "gpu_per_node": 4}
+
+
+MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
+
+
+def launch(*arguments, before=""):
+    command = " ".join(("python3 -m verl.trainer.main_ppo data.train_files=a.parquet", *arguments))
+    return import_verl(f"{before}\n{command}\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "whose"),
+    [("$MINI", 256, "veRL's"), ("${MINI:-48}", 48, "its"), ("0", 256, "veRL's")],
+)
+def test_where_only_a_shell_knows_a_number_a_default_stands_in(value, number, whose):
+    imported = launch(f"{MINI}={value}", "data.train_batch_size=96", "trainer.nnodes=$NODES")
+    tree = yaml.safe_load(imported.text())
+    assert tree["buffer"]["batch_size"] == tree["buffer"]["train_batch_size"] == number
+    assert tree["cluster"]["node_num"] == 1
+    [told] = [note for note in imported.to_check if note.startswith(f"{MINI} is")]
+    assert told.endswith(f"no whole number above 0: {whose} default {number} stands in")
+
+
+@pytest.mark.parametrize(
+    ("argument", "left"),
+    [
+        ("trainer.save_freq=$SAVE", "trainer.save_freq"),
+        ("'algorithm.adv_estimator=[a,b]'", "algorithm.adv_estimator"),
+        ("'actor_rollout_ref.actor.policy_loss.loss_mode=[a]'", "loss_mode"),
+        ("trainer.logger=5", "trainer.logger"),
+    ],
+)
+def test_values_of_another_kind_are_left_out(argument, left):
+    assert any(left in key for key, _, _ in launch(argument).left_out)
+
+
+@pytest.mark.parametrize("open_", ["X=${HOME", "X=$(cat <<EOF", "X=$((1 +", "${", "$(", "$(("])
+def test_a_bracket_that_a_line_leaves_open_ends_with_the_line(open_):
+    imported = launch("trainer.nnodes=2", before=open_)
+    assert yaml.safe_load(imported.text())["cluster"]["node_num"] == 2
+
+
+def test_brackets_in_brackets():
+    script = read_script(
+        "A=$(dirname $(pwd))/x\nB=${C:-${D:-5}}\nE=$(( (1 + 2) * (3 + 1) ))\n"
+        "python3 -m verl.trainer.main_ppo a=$A b=$B e=$E"
+    )
+    assert script.arguments == {
+        "a": "$(dirname $(pwd))/x",
+        "b": "${oc.env:C,${oc.env:D,5}}",
+        "e": "12",
+    }
+
+
+def test_texts_of_several_lines_stay_comments():
+    imported = import_verl("data: {prompt: 'a\n\n  b: c', train_files: [x]}\ntrainer: {}\n")
+    assert "# No counterpart: data.prompt=a b: c (" in imported.text()
+    assert set(yaml.safe_load(imported.text())) == set(yaml.safe_load(launch().text()))
+
+
+@pytest.mark.parametrize("lr", [1.2345678e-5, 1e-6, 2.5e6, 1e7, 4e-320, -3e-4, 0.5, 0.0])
+def test_numbers_keep_all_their_digits(lr):
+    tree = CommentedTree({"lr": lr})
+    assert clean(yaml.safe_load(tree.text()))["lr"] == lr
 
 
 @pytest.mark.parametrize("text", ["echo hello", "a: [", "name: run\nmode: both\n", ""])

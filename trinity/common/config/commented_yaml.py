@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import yaml
@@ -57,8 +59,10 @@ class CommentedTree:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, float) and value and (abs(value) < 1e-3 or abs(value) >= 1e6):
-        mantissa, _, exponent = f"{value:e}".partition("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    is_number = isinstance(value, float) and math.isfinite(value) and value != 0
+    if is_number and not 1e-3 <= abs(value) < 1e6:
+        mantissa, _, exponent = f"{Decimal(repr(value)):e}".partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        return f"{mantissa}e{int(exponent)}"
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
     return text.removesuffix("...\n").strip()

@@ -6,7 +6,7 @@ Shape suffixes: R = rows, H = key/value heads, L = positions, D = head size, N =
 from torch import Tensor
 
 TILE = 64  # positions of one page of a prompt
-GRAIN = 16  # attention works on whole grains of positions: see `trinity.engine.torch.attention`
+GRAIN = 16  # attention works on whole grains of positions: see `tiled_attention`
 
 
 def round_up(length: int, multiple: int = TILE) -> int:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
-
-import yaml
+from typing import Any, TypeVar
 
 from trinity.common.config.commented_yaml import CommentedTree
-from trinity.common.config.interpolate import resolve
-from trinity.common.config.plain_values import clean
+from trinity.common.config.verl.given import read_launch
 from trinity.common.config.verl.keys import VERL_KEYS, Use
 from trinity.common.config.verl.launch_table import (
     ADVANTAGES,
@@ -21,17 +18,23 @@ from trinity.common.config.verl.launch_table import (
     PREFIXES,
     Import,
 )
-from trinity.common.config.verl.script import read_script
 from trinity.common.errors import ConfigError, Problem
-
-_DEFAULTS = {"mini": 256, "train": 1024, "n": 1, "gpus": 8, "nodes": 1}
-"""veRL's own defaults of what the arithmetic needs."""
 
 _SPLITS = frozenset(("train", "test", "validation", "val", "dev"))
 _SHARE_OF_ENGINES = 4
 _INPUT = "buffer.explorer_input"
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+
+_MINI, _TRAIN = f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
+_COUNT, _PARALLEL = f"{_ROLLOUT}.n", f"{_ROLLOUT}.tensor_model_parallel_size"
+_NODES, _GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
+_NUMBERS = {_MINI: 256, _TRAIN: 1024, _COUNT: 1, _PARALLEL: 1, _NODES: 1, _GPUS: 8}
+"""Key that is calculated with -> veRL's own default of it."""
+
+_WITH_DEFAULT = re.compile(r"\$\{oc\.env:\w+,0*([1-9]\d*)\}")
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -44,8 +47,11 @@ class Imported:
 
     def text(self) -> str:
         """The YAML file, with what was left out as comments at its end."""
-        lines = [f"# To check: {note}" for note in self.to_check]
-        lines += [f"# No counterpart: {key}={value} ({why})" for key, value, why in self.left_out]
+        lines = [f"# To check: {_on_a_line(note)}" for note in self.to_check]
+        lines += [
+            f"# No counterpart: {key}={_on_a_line(value)} ({why})"
+            for key, value, why in self.left_out
+        ]
         return self.tree.text() + ("\n" + "\n".join(lines) + "\n" if lines else "")
 
 
@@ -55,7 +61,7 @@ def import_verl(text: str) -> Imported:
     Raises:
         ConfigError: The text holds neither a veRL command nor veRL's YAML.
     """
-    given, unread = _read(text)
+    given, unread = read_launch(text)
     if not given:
         message = "There is neither a veRL command (`python3 -m verl.trainer.main_ppo key=value "
         message += "...`) nor a veRL YAML in it."
@@ -64,47 +70,6 @@ def import_verl(text: str) -> Imported:
     result = work.run()
     result.to_check += [f"{word!r} was not understood" for word in unread]
     return result
-
-
-def _read(text: str) -> tuple[dict[str, Any], list[str]]:
-    script = read_script(text)
-    if script.arguments:
-        return {key: clean(_value(word)) for key, word in script.arguments.items()}, script.unread
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return {}, []
-    if not isinstance(tree, dict) or not ({"actor_rollout_ref", "data", "trainer"} & set(tree)):
-        return {}, []
-    tree.pop("defaults", None)
-    resolved, problems = resolve(tree)
-    flat: dict[str, Any] = {}
-    _flatten("", clean(resolved), flat)
-    return flat, [f"{problem.key}: {problem.message}" for problem in problems]
-
-
-def _flatten(prefix: str, node: Mapping[str, Any], flat: dict[str, Any]) -> None:
-    for name, value in node.items():
-        if isinstance(value, dict) and value:
-            _flatten(f"{prefix}{name}.", value, flat)
-        elif not (isinstance(value, dict)):
-            flat[f"{prefix}{name}"] = value
-
-
-def _value(word: str) -> Any:
-    if word.startswith("${"):
-        return word
-    try:
-        return yaml.safe_load(_protect(word))
-    except yaml.YAMLError:
-        return word
-
-
-def _protect(word: str) -> str:
-    """``${oc.env:A}`` inside a YAML list would be read as a mapping; quote bare ones."""
-    if "${" in word and word.startswith("[") and "'" not in word and '"' not in word:
-        return re.sub(r"([^\[\],\s]*\$\{[^}]*\}[^\[\],\s]*)", r"'\1'", word)
-    return f"'{word}'" if "${" in word and not word.startswith("[") else word
 
 
 class _Import:
@@ -138,6 +103,18 @@ class _Import:
         value = self.given.get(key)
         return default if value is None else value
 
+    def _number(self, key: str) -> int:
+        """The whole number at ``key``. Where only a shell knows it, a default stands in."""
+        value = self._get(key, _NUMBERS[key])
+        if type(value) is int and value > 0:
+            return value
+        found = _WITH_DEFAULT.fullmatch(str(value))
+        default, whose = (int(found[1]), "its") if found else (_NUMBERS[key], "veRL's")
+        note = f"{key} is {value!r}, no whole number above 0: {whose} default {default} stands in"
+        if note not in self.out.to_check:
+            self.out.to_check.append(note)
+        return default
+
     def _put(self, ours: str, value: Any, *keys: str, note: str = "") -> None:
         parts = [f"{key}={_show(self.given[key])}" for key in keys if key in self.given]
         comment = ", ".join(parts) + (f" ({note})" if note and parts else note)
@@ -157,7 +134,7 @@ class _Import:
             if not entry.ours:
                 self.out.left_out.append((key, value, entry.why))
             return
-        if entry.values and value not in entry.values:
+        if entry.values and _entry(entry.values, value, None) is None:
             known = ", ".join(map(str, entry.values))
             self.out.left_out.append((key, value, f"only {known} have a counterpart"))
             self._done.add(key)
@@ -174,10 +151,9 @@ class _Import:
     def _algorithm(self) -> None:
         key = "algorithm.adv_estimator"
         estimator = self._get(key, "gae")
-        kind, advantage = ADVANTAGES.get(estimator, ("grpo", ""))
+        kind, advantage = _entry(ADVANTAGES, estimator, ("grpo", ""))
         self._put("algorithm.algorithm_type", kind, key)
-        count = f"{_ROLLOUT}.n"
-        self._put("algorithm.repeat_times", self._get(count, _DEFAULTS["n"]), count)
+        self._put("algorithm.repeat_times", self._number(_COUNT), _COUNT)
         for name in [key for key in self.given if key.startswith(f"{_ACTOR}.optim.")]:
             self._optimizer(name)
         if advantage:
@@ -209,7 +185,7 @@ class _Import:
 
     def _kl_in_reward(self) -> None:
         switch, kind = "algorithm.use_kl_in_reward", "algorithm.kl_penalty"
-        name = KL_NAMES.get(self._get(kind, "kl"), "k1") if self._get(switch, False) else "none"
+        name = _entry(KL_NAMES, self._get(kind, "kl"), "k1") if self._get(switch, False) else "none"
         if switch in self.given:
             sources = (switch, kind) if name != "none" else (switch,)
             self._put("algorithm.kl_penalty_fn", name, *sources)
@@ -233,7 +209,7 @@ class _Import:
                     self._done.add(key)
                     self.out.left_out.append((key, self.given[key], "there is no KL loss"))
             return
-        name = KL_NAMES.get(self._get(kind, "low_var_kl"), "low_var_kl")
+        name = _entry(KL_NAMES, self._get(kind, "low_var_kl"), "low_var_kl")
         self._put("algorithm.kl_loss_fn", name, switch, kind)
         value = self._get(coefficient, 0.001)
         self._put("algorithm.kl_loss_fn_args.kl_coef", value, coefficient)
@@ -271,23 +247,20 @@ class _Import:
                 self._put(f"model.lora_configs.0.{name}", self.given[key], key)
 
     def _cluster(self) -> None:
-        nodes, gpus = "trainer.nnodes", "trainer.n_gpus_per_node"
-        self._put("cluster.node_num", self._get(nodes, _DEFAULTS["nodes"]), nodes)
-        self._put("cluster.gpu_per_node", self._get(gpus, _DEFAULTS["gpus"]), gpus)
+        self._put("cluster.node_num", self._number(_NODES), _NODES)
+        self._put("cluster.gpu_per_node", self._number(_GPUS), _GPUS)
 
     def _batches(self) -> None:
         self._plain("trainer.total_epochs", "trainer.total_training_steps")
-        key, count = f"{_ACTOR}.ppo_mini_batch_size", f"{_ROLLOUT}.n"
-        mini = self._get(key, _DEFAULTS["mini"])
-        self._put("buffer.batch_size", mini, key, note=self._default_note(key))
-        note = f"{mini} * {self._get(count, 1)}"
-        size = mini * self._get(count, 1)
-        self._put("buffer.train_batch_size", size, key, count, note=note)
+        mini, count = self._number(_MINI), self._number(_COUNT)
+        self._put("buffer.batch_size", mini, _MINI, note=self._default_note(_MINI))
+        note = f"{mini} * {count}"
+        self._put("buffer.train_batch_size", mini * count, _MINI, _COUNT, note=note)
 
     def _data(self) -> None:
         for key, kind in (("data.train_files", "tasksets"), ("data.val_files", "eval_tasksets")):
             files = self._get(key, [])
-            files = [files] if isinstance(files, str) else files
+            files = files if isinstance(files, list) else [files]
             if files:
                 items = self.out.tree.root["buffer"].setdefault("explorer_input", {})
                 items[kind] = [{} for _ in files]
@@ -343,12 +316,11 @@ class _Import:
         self._reward_model()
 
     def _engines(self) -> None:
-        key = f"{_ROLLOUT}.tensor_model_parallel_size"
-        size = self._get(key, 1)
-        share = max(self._gpus() // _SHARE_OF_ENGINES // size, 1)
+        size = self._number(_PARALLEL)
+        share = max(self._num_gpus // _SHARE_OF_ENGINES // size, 1)
         note = "veRL shares all GPUs; here engines have their own, a quarter of them"
         self.out.tree.set("explorer.rollout_model.engine_num", share, note)
-        self._put("explorer.rollout_model.tensor_parallel_size", size, key)
+        self._put("explorer.rollout_model.tensor_parallel_size", size, _PARALLEL)
         name = f"{_ROLLOUT}.name"
         if self._get(name, "vllm") == "vllm":
             if name in self.given:
@@ -359,10 +331,9 @@ class _Import:
         more = ("max_num_batched_tokens", "max_num_seqs")
         self._plain(*(f"{_ROLLOUT}.{name}" for name in (*names, *more)))
 
-    def _gpus(self) -> int:
-        nodes = self._get("trainer.nnodes", _DEFAULTS["nodes"])
-        per_node = self._get("trainer.n_gpus_per_node", _DEFAULTS["gpus"])
-        return nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else 8
+    @property
+    def _num_gpus(self) -> int:
+        return self._number(_NODES) * self._number(_GPUS)
 
     def _reward_model(self) -> None:
         switch, path = "reward_model.enable", "reward_model.model.path"
@@ -375,7 +346,7 @@ class _Import:
         self.out.tree.root["explorer"]["auxiliary_models"] = [{}]
         where = "explorer.auxiliary_models.0"
         self._put(f"{where}.model_path", self.given[path], path, switch)
-        share = max(self._gpus() // _SHARE_OF_ENGINES, 1)
+        share = max(self._num_gpus // _SHARE_OF_ENGINES, 1)
         self.out.tree.set(f"{where}.engine_num", share, "a quarter of all GPUs")
         self.out.tree.set(f"{where}.tensor_parallel_size", 1)
         note = "a workflow has to ask the reward model (explorer.auxiliary_models)"
@@ -384,18 +355,19 @@ class _Import:
     def _synchronizer(self) -> None:
         self.out.tree.set("synchronizer.sync_style", "fixed", "veRL trains in lock-step")
         self.out.tree.set("synchronizer.sync_offset", 0, "veRL trains on what it just sampled")
-        train, mini = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
-        tasks, part = self._get(train, _DEFAULTS["train"]), self._get(mini, _DEFAULTS["mini"])
+        tasks, part = self._number(_TRAIN), self._number(_MINI)
         interval = max(tasks // part, 1)
-        self._put("synchronizer.sync_interval", interval, train, mini, note=f"{tasks} / {part}")
+        self._put("synchronizer.sync_interval", interval, _TRAIN, _MINI, note=f"{tasks} / {part}")
         if tasks % part:
-            self.out.to_check.append(f"{train}={tasks} is no multiple of {mini}={part}")
+            self.out.to_check.append(f"{_TRAIN}={tasks} is no multiple of {_MINI}={part}")
 
     def _trainer(self) -> None:
         key = "trainer.save_freq"
         value = self._get(key, -1)
-        if key in self.given:
-            self._put("trainer.save_interval", value if value > 0 else 0, key)
+        if type(value) is int and key in self.given:
+            self._put("trainer.save_interval", max(value, 0), key)
+        elif key in self.given:
+            self.out.left_out.append((key, value, "no whole number"))
         names = ("strategy", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "grad_clip")
         more = ("ppo_epochs", "ulysses_sequence_parallel_size")
         self._plain(*(f"{_ACTOR}.{name}" for name in (*names, *more)))
@@ -408,7 +380,7 @@ class _Import:
     def _monitor(self) -> None:
         key = "trainer.logger"
         loggers = self._get(key, ["console"])
-        loggers = [loggers] if isinstance(loggers, str) else loggers
+        loggers = loggers if isinstance(loggers, list) else [loggers]
         known = [name for name in loggers if name in ("wandb", "tensorboard", "mlflow", "swanlab")]
         if known:
             self._put("monitor.monitor_type", known[0], key)
@@ -427,6 +399,15 @@ class _Import:
             self.out.left_out.append((key, value, why or "trinity has no such setting"))
 
 
+def _entry(table: Mapping[Any, T], value: object, default: T) -> T:
+    """What ``table`` has for a value of the file's, which may be of any kind."""
+    return table.get(value, default) if isinstance(value, Hashable) else default
+
+
+def _on_a_line(value: object) -> str:
+    return " ".join(str(value).split())
+
+
 def _show(value: object) -> str:
-    text = str(value)
+    text = _on_a_line(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

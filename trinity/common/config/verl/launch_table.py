@@ -1,6 +1,6 @@
 """veRL's launch keys -> ours, by the tables of `docs/align_with_verl.md`.
 
-Keys that need more than a new name are handled in `verl_import`; here they have a `rule`.
+Keys that need more than a new name are handled in `launch`; here they have a `rule`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Import:
         ours: Our dotted key; empty where there is none.
         why: Why there is none, or what to know about it.
         values: veRL's value -> ours, where they are spelled differently.
-        rule: Whether `verl_import` works it out together with other keys.
+        rule: Whether `launch` works it out together with other keys.
         also: A second key of ours that gets the same value.
     """
 

@@ -106,22 +106,32 @@ def _words(command: str, script: Script) -> Iterator[str]:
 def _expand(command: str, start: int, script: Script) -> tuple[str, int]:
     """The value of the ``$...`` at ``start``, and where the text goes on."""
     rest = command[start + 1 :]
-    if rest.startswith("(("):
-        end = command.find("))", start)
-        inner = command[start + 3 : end]
-        return _arithmetic(inner, script), end + 2
-    if rest.startswith("("):
-        end = command.find(")", start)
-        script.unread.append(command[start : end + 1])
-        return command[start : end + 1], end + 1
-    if rest.startswith("{"):
-        end = command.find("}", start)
-        name, _, default = command[start + 2 : end].partition(":-")
-        return _variable(name, default, script), end + 1
+    if rest.startswith(("(", "{")):
+        end = _behind_bracket(command, start + 1)
+        inner = command[start + 1 : end]
+        if inner.startswith("((") and inner.endswith("))"):
+            return _arithmetic(inner[2:-2], script), end
+        if inner.startswith("{") and inner.endswith("}"):
+            name, _, default = inner[1:-1].partition(":-")
+            return _variable(name, default, script), end
+        script.unread.append(f"${inner}")
+        return f"${inner}", end
     match = _NAME.match(rest)
     if match:
         return _variable(match[0], "", script), start + 1 + match.end()
     return "", start + 2
+
+
+def _behind_bracket(command: str, start: int) -> int:
+    """The place behind the one that closes the bracket at ``start``, or the end without one."""
+    opening = command[start]
+    closing = {"(": ")", "{": "}"}[opening]
+    depth = 0
+    for place in range(start, len(command)):
+        depth += (command[place] == opening) - (command[place] == closing)
+        if depth == 0:
+            return place + 1
+    return len(command)
 
 
 def _variable(name: str, default: str, script: Script) -> str:

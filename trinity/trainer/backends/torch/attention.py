@@ -26,7 +26,7 @@ from trinity.common.models.kernels.attention import (
     attention_backward,
     fits,
 )
-from trinity.engine.torch.attention import AttentionOptions, tiled_attention
+from trinity.engine.torch.tiled_attention import AttentionOptions, tiled_attention
 from trinity.trainer.backends.torch.attention_plan import AttentionBlock, AttentionPlan
 from trinity.trainer.backends.torch.varlen import (
     fits_varlen,
