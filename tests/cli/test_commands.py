@@ -181,6 +181,16 @@ def test_import_verl_writes_a_valid_file(tmp_path):
     assert trinity("validate", str(out)).returncode == 0
 
 
+@pytest.mark.parametrize("command", ["validate", "import-verl"])
+def test_a_file_that_is_no_text_is_told_in_one_sentence(tmp_path, command):
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"\xff\xfe\x00\x80")
+    result = trinity(command, str(file))
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert str(file) in result.stderr
+
+
 @pytest.mark.parametrize("command", ["validate", "explain", "import-verl"])
 def test_a_missing_file_is_told_in_one_sentence(command):
     result = trinity(command, "/no/such/file")

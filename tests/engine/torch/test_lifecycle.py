@@ -288,7 +288,7 @@ class Forgetful:
     def __getattr__(self, name):
         return getattr(self._batcher, name)
 
-    def forget_prompts(self):
+    def renew(self, version):
         raise MemoryError("no room")
 
 

@@ -107,9 +107,20 @@ class Batcher:
         if not self.has_running:
             self._memory.free()
 
-    def forget_prompts(self) -> None:
-        """Use no keys and values of earlier requests any more: the weights have changed."""
+    def renew(self, version: int) -> None:
+        """Go on with the weights of ``version``, which the model has now.
+
+        Samples that run keep their tokens, each with its version. Scores have one version for all
+        of theirs, so they begin anew.
+        """
+        self.version = version
         self._memory.forget_prompts()
+        scored = [job for job in self.prefilling if isinstance(job, ScoreJob)]
+        self.prefilling = [job for job in self.prefilling if not isinstance(job, ScoreJob)]
+        for job in reversed(scored):
+            self._memory.close(job)
+            job.restart()
+            self.waiting.appendleft(job)
 
     def restart_running(self) -> None:
         """Send every started job back to the start of the queue, without progress."""

@@ -22,11 +22,13 @@ class PromptSlot:
     Args:
         pages: Page of each tile of the prompt.
         num_known: Tokens from the start whose keys and values are there.
+        generation: Of the weights that it began with.
         keys: What each page is known by to prompts that start alike; empty: it is not shared.
     """
 
     pages: np.ndarray
     num_known: int
+    generation: int
     keys: list[bytes] = field(default_factory=list)
 
 
@@ -51,6 +53,7 @@ class PromptPages:
         self._known: OrderedDict[bytes, int] = OrderedDict()
         self._key_of: dict[int, bytes] = {}
         self._in_work: set[bytes] = set()
+        self._generation = 0
 
     @property
     def size_bytes(self) -> int:
@@ -82,10 +85,16 @@ class PromptPages:
         self._owners.update(fresh)
         self._in_work.update(keys[len(known) :])
         num_known = min(len(known) * TILE, len(tokens) - 1)
-        return PromptSlot(np.array(known + fresh, dtype=np.int64), num_known, keys)
+        pages = np.array(known + fresh, dtype=np.int64)
+        return PromptSlot(pages, num_known, self._generation, keys)
 
     def publish(self, slot: PromptSlot, num_done: int, num_tokens: int) -> None:
-        """Let others use the pages of ``slot`` that its first ``num_done`` tokens fill."""
+        """Let others use the pages of ``slot`` that its first ``num_done`` tokens fill.
+
+        Not if the weights have changed since it began: some may be of the old ones.
+        """
+        if slot.generation != self._generation:
+            return
         whole = len(slot.pages) if num_done == num_tokens else num_done // TILE
         for key, page in zip(slot.keys[:whole], slot.pages.tolist(), strict=False):
             self._in_work.discard(key)
@@ -95,7 +104,8 @@ class PromptPages:
 
     def close(self, slot: PromptSlot) -> None:
         """The prompt of ``slot`` is done with; its known pages are kept."""
-        self._in_work.difference_update(slot.keys)
+        if slot.generation == self._generation:
+            self._in_work.difference_update(slot.keys)
         for page in slot.pages.tolist():
             self._owners[page] -= 1
             if self._owners[page] == 0:
@@ -105,6 +115,7 @@ class PromptPages:
 
     def forget(self) -> None:
         """Keep no page: the weights have changed. Owned pages stay with their owners."""
+        self._generation += 1
         for page in self._key_of:
             if page not in self._owners:
                 self._free.append(page)

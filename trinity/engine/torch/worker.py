@@ -276,8 +276,7 @@ class Worker:
                     f"{digest}, but the trainer sent {ticket.digest}."
                 )
             for batcher in batchers:
-                batcher.version = ticket.version
-                batcher.forget_prompts()
+                batcher.renew(ticket.version)
         except Exception as error:  # the boundary of an update: its caller gets the error
             self._broken = error
             done.set_exception(error)
