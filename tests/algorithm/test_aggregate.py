@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from trinity.algorithm.aggregate import (
-    LOSS_AGG_MODES,
     Counts,
     LossScope,
     aggregate_loss,
@@ -14,6 +13,7 @@ from trinity.algorithm.aggregate import (
     loss_scope,
     mean_metric,
 )
+from trinity.common.config.algorithm import LOSS_AGG_MODES
 
 VALUES = torch.tensor([[1.0, 2.0, 3.0, 9.0], [4.0, 9.0, 9.0, 9.0], [9.0, 9.0, 9.0, 9.0]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()

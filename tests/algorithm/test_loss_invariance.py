@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tests.algorithm.batches import Evaluation, evaluate, random_batch, with_masked_rows
 from trinity.algorithm import ENTROPY_LOSS_FN, KL_FN, POLICY_LOSS_FN
 from trinity.algorithm.additivity import adds_up, check_additive
-from trinity.algorithm.aggregate import LOSS_AGG_MODES, aggregate_loss
+from trinity.algorithm.aggregate import aggregate_loss
 from trinity.algorithm.policy_loss_fn.base import PolicyLossFn
 from trinity.algorithm.value_loss import value_loss
+from trinity.common.config.algorithm import LOSS_AGG_MODES
 
 SETTINGS = {
     "ppo": {"enable_sequence_masking": True, "clip_range_high": 0.28},

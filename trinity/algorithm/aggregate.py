@@ -11,17 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from trinity.algorithm.utils import masked_sum
-
-LossAggMode = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-]
-LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
+from trinity.common.config.algorithm import LOSS_AGG_MODES
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The `algorithm:` section: what is optimised and how fast."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ from trinity.common.constants import LRScheduler
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 ]
+LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
 
 
 class OptimizerConfig(ConfigModel):

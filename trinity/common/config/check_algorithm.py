@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trinity.common.config.algorithm import LOSS_AGG_MODES
+from trinity.common.config.arithmetic import EXPERT_DATA_RATIO
 from trinity.common.config.case import Case, Check
 from trinity.common.constants import Mode
 from trinity.common.errors import Problem
@@ -71,7 +73,11 @@ def _taskset_repeat_times(case: Case) -> Iterator[Problem]:
 def _loss_agg_mode(case: Case) -> Iterator[Problem]:
     algorithm = case.config.algorithm
     own = (algorithm.policy_loss_fn_args or {}).get("loss_agg_mode")
-    if own and own != algorithm.loss_agg_mode:
+    if own and own not in LOSS_AGG_MODES:
+        key = "algorithm.policy_loss_fn_args.loss_agg_mode"
+        message = "This is no way to make one number of the losses of tokens."
+        yield Problem(key, message, f"Use one of {', '.join(LOSS_AGG_MODES)}.", own)
+    elif own and own != algorithm.loss_agg_mode:
         message = f"algorithm.policy_loss_fn_args.loss_agg_mode says {own!r}."
         yield case.problem("algorithm.loss_agg_mode", message, "Remove one of the two.")
 
@@ -102,7 +108,12 @@ def _expert_data(case: Case) -> Iterator[Problem]:
     algorithm = case.config.algorithm
     if algorithm.sample_strategy != "mix" or not case.config.mode.trains:
         return
-    name = (algorithm.sample_strategy_args or {}).get("sft_dataset_name", "sft_dataset")
+    args = algorithm.sample_strategy_args or {}
+    share = args.get("expert_data_ratio", EXPERT_DATA_RATIO)
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        key = "algorithm.sample_strategy_args.expert_data_ratio"
+        yield Problem(key, "A share lies from 0 to 1.", "Write a number, such as `0.5`.", share)
+    name = str(args.get("sft_dataset_name", "sft_dataset"))
     if name not in case.config.buffer.trainer_input.auxiliary_buffers:
         message = f"{algorithm.algorithm_type} mixes in expert data, and there is none."
         fix = f"Add `{name}` with its `path` below `buffer.trainer_input.auxiliary_buffers`."

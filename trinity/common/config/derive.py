@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from trinity.common.config.algorithm import LOSS_AGG_MODES
 from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
 from trinity.common.config.derive_data import derive_data
 from trinity.common.config.derive_model import derive_models
@@ -122,7 +123,7 @@ def _derive_algorithm(filler: Filler, spec: AlgorithmSpec) -> None:
     algorithm = filler.config.algorithm
     own = (algorithm.policy_loss_fn_args or {}).get("loss_agg_mode")
     loss = algorithm.policy_loss_fn or ""
-    if own:
+    if own in LOSS_AGG_MODES:  # what else stands there is told by a check
         why = "as in algorithm.policy_loss_fn_args"
     else:
         own, why = POLICY_LOSS_AGG.get(loss, "token-mean"), f"default of the loss {loss}"

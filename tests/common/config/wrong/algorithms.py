@@ -3,6 +3,11 @@
 from tests.common.config.files import DROP
 from tests.common.config.wrong.case import EXPERIENCES, SFT, TASKSET, Wrong, at
 
+MIX = {
+    "algorithm": {"algorithm_type": "mix"},
+    "buffer.trainer_input.auxiliary_buffers": {"sft_dataset": {"path": "/sft"}},
+}
+
 CASES = [
     at("one sample with GRPO", "algorithm.repeat_times", 1, "8", 8),
     Wrong(
@@ -39,6 +44,41 @@ CASES = [
         "buffer.trainer_input.auxiliary_buffers.sft_dataset",
         "`sft_dataset`",
         {"buffer.trainer_input.auxiliary_buffers": {"sft_dataset": {"path": "/sft"}}},
+    ),
+    Wrong(
+        "a share of expert data that is none",
+        {**MIX, "algorithm.sample_strategy_args": {"expert_data_ratio": "half"}},
+        "algorithm.sample_strategy_args.expert_data_ratio",
+        "such as `0.5`",
+        {"algorithm.sample_strategy_args": {"expert_data_ratio": 0.5}},
+    ),
+    Wrong(
+        "more expert data than a batch has",
+        {**MIX, "algorithm.sample_strategy_args": {"expert_data_ratio": 1.5}},
+        "algorithm.sample_strategy_args.expert_data_ratio",
+        "such as `0.5`",
+        {"algorithm.sample_strategy_args": {"expert_data_ratio": 0.5}},
+    ),
+    Wrong(
+        "a list as the name of the expert data",
+        {**MIX, "algorithm.sample_strategy_args": {"sft_dataset_name": ["sft_dataset"]}},
+        "buffer.trainer_input.auxiliary_buffers.['sft_dataset']",
+        "auxiliary_buffers",
+        {"algorithm.sample_strategy_args": {"sft_dataset_name": "sft_dataset"}},
+    ),
+    Wrong(
+        "an unknown way to add up losses among the arguments of the loss",
+        {"algorithm.policy_loss_fn_args": {"loss_agg_mode": "token_mean"}},
+        "algorithm.policy_loss_fn_args.loss_agg_mode",
+        "token-mean",
+        {"algorithm.policy_loss_fn_args": {"loss_agg_mode": "token-mean"}},
+    ),
+    Wrong(
+        "a list of ways to add up losses",
+        {"algorithm.policy_loss_fn_args": {"loss_agg_mode": ["token-mean"]}},
+        "algorithm.policy_loss_fn_args.loss_agg_mode",
+        "token-mean",
+        {"algorithm.policy_loss_fn_args": {"loss_agg_mode": "token-mean"}},
     ),
     Wrong(
         "teacher missing",
