@@ -59,8 +59,12 @@ def test_a_benchmark_is_not_compared_with_steps_that_it_has_none_of() -> None:
     bench = plan()
     bench.config.mode = Mode.BENCH
     assert list(evaluation_lines(bench, tasks(1319), None)) == [
-        "evaluation: gsm (1,319 tasks); for each checkpoint"
+        "evaluation: gsm (1,319 tasks); for the model itself and each checkpoint"
     ]
+    bench.config.explorer.eval_on_startup = False
+    bench.config.explorer.bench_on_latest_checkpoint = True
+    [line] = evaluation_lines(bench, tasks(1319), None)
+    assert line.endswith("for the newest checkpoint")
 
 
 def test_nothing_is_said_where_nothing_is_evaluated() -> None:

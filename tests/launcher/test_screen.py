@@ -113,6 +113,17 @@ def test_evaluations_are_said_at_once() -> None:
     assert out.getvalue().splitlines()[1:] == ["eval at step 0: gsm/accuracy/mean@4 = 0.250"]
 
 
+def test_a_benchmark_says_of_which_weights_a_score_is() -> None:
+    shown, out = screen()
+    shown.start_stage("look", StageSummary("look", None, "bench"), None)
+    for step in (0, 4):
+        shown.report("bench", step, {"bench/gsm/accuracy/mean@1": 0.25})
+    assert out.getvalue().splitlines()[1:] == [
+        "bench of the model itself: gsm/accuracy/mean@1 = 0.250",
+        "bench at step 4: gsm/accuracy/mean@1 = 0.250",
+    ]
+
+
 def test_a_terminal_gets_a_live_display() -> None:
     shown, out = screen(is_terminal=True)
     stage = StageSummary("run", "grpo", "both")

@@ -44,7 +44,9 @@ def _set_text(taskset: "EvalTaskset") -> str:
 def _times(plan: RunPlan, total_steps: int | None, is_resumed: bool) -> str:
     explorer = plan.config.explorer
     if plan.config.mode is Mode.BENCH:
-        return "for each checkpoint"
+        which = "the newest" if explorer.bench_on_latest_checkpoint else "each"
+        start = "the model itself and " if explorer.eval_on_startup else ""
+        return f"for {start}{which} checkpoint"
     times = ["at the start"] if _has_first(plan, is_resumed) else []
     if total_steps is None or explorer.eval_interval < total_steps:
         times.append(every(explorer.eval_interval))

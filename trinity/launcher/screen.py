@@ -115,9 +115,9 @@ class Screen:
         found = main_score(metrics)
         if found is not None:
             name, value = found
-            self.say(
-                f"{role} at step {step}: {name.removeprefix(role + '/')} = {value:.3f}", "cyan"
-            )
+            is_start = role == "bench" and not step  # no checkpoint: what the stage begins with
+            where = "of the model itself" if is_start else f"at step {step}"
+            self.say(f"{role} {where}: {name.removeprefix(role + '/')} = {value:.3f}", "cyan")
 
     def _say_line(self) -> None:
         """The state of the stage, unless that is what was said last."""
