@@ -58,7 +58,7 @@ def save_weights(
 
     Tensors that share memory (tied embeddings) must come once.
     """
-    from safetensors.torch import save_file
+    from trinity.utils.tensor_files import save_tensors  # brings PyTorch
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,12 +72,12 @@ def save_weights(
         sizes[-1] += tensor.nbytes
     metadata = {"format": "pt"}
     if len(shards) == 1:
-        save_file(shards[0], folder / WEIGHTS, metadata=metadata)
+        save_tensors(shards[0], folder / WEIGHTS, metadata=metadata)
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / file_name, metadata=metadata)
+        save_tensors(shard, folder / file_name, metadata=metadata)
         weight_map |= dict.fromkeys(shard, file_name)
     index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
     (folder / INDEX).write_text(json.dumps(index, indent=2))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from trinity.common.models.adapter_files import (
@@ -23,6 +23,7 @@ from trinity.common.models.adapter_files import (
     file_name,
     read_settings,
 )
+from trinity.utils.tensor_files import save_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel  # takes a second to import
@@ -221,7 +222,7 @@ class AdapterFolder:
         """Write both files."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = {file_name(name): weight.contiguous() for name, weight in self.weights.items()}
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(weights, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(dict(self.config), indent=2))
 
 
