@@ -1,15 +1,18 @@
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from trinity.checkpoint import layout
 from trinity.checkpoint.atomic import writing_folder
+from trinity.common.config import Config
 from trinity.launcher.job import (
     JobCheckpoints,
     JobFolder,
     StageLog,
     find_resume_point,
+    named_anew,
     writable_problem,
 )
 
@@ -121,3 +124,24 @@ def test_a_checkpoint_is_noted_with_its_weights_unless_newer_ones_are_out(job: J
     layout.write_latest(job.path, 5, layout.LATEST_WEIGHTS)
     save(checkpoints, 4)
     assert notes(job) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"continue_from_checkpoint": False},
+        {"trainer": {"trainer_config": {"trainer": {"resume_mode": "disable"}}}},
+    ],
+)
+def test_a_job_that_may_not_go_on_gets_a_name_of_its_own(
+    told: dict[str, object], tmp_path: Path
+) -> None:
+    def name(**more: object) -> str:
+        job = {"checkpoint_root_dir": str(tmp_path), "project": "p", "name": "n"}
+        model = {"model_path": "m", "max_model_len": 64}
+        return named_anew(Config.model_validate({**job, "model": model, **more})).name
+
+    assert name(**told) == "n"  # nothing is there to go on from
+    (tmp_path / "p" / "n" / "log").mkdir(parents=True)
+    assert name() == "n"
+    assert re.fullmatch(r"n_\d{14}", name(**told))

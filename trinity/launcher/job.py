@@ -133,12 +133,13 @@ def find_resume_point(job: JobFolder, log: Callable[[str], None]) -> ResumePoint
 def named_anew(config: Config) -> Config:
     """``config`` as it is if it may go on or its folder is empty, else under a fresh name.
 
-    With `continue_from_checkpoint: false` a job that has files already gets the time of now behind
-    its name; its stages then go on in that folder.
+    With `continue_from_checkpoint: false`, or veRL's word for it, a job that has files already gets
+    the time of now behind its name; its stages then go on in that folder.
     """
-    folder = Path(derive(config).config.checkpoint_job_dir)
+    filled = derive(config).config
+    folder = Path(filled.checkpoint_job_dir)
     is_new = not folder.exists() or not any(folder.iterdir())
-    if config.continue_from_checkpoint or config.mode is Mode.BENCH or is_new:
+    if filled.continue_from_checkpoint or config.mode is Mode.BENCH or is_new:
         return config
     suffix = time.strftime("_%Y%m%d%H%M%S")
     changes: dict[str, object] = {"name": config.name + suffix}

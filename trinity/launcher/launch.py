@@ -332,7 +332,7 @@ class Job:
             hints.append(("look", f"tensorboard --logdir {self.folder.path}"))
         hints.append(("logs", self.plans[-1].config.log.save_dir))
         has_checkpoint = any(layout.find_latest(plan.job.path).folder for plan in self.plans)
-        if self._is_interrupted and self.config.continue_from_checkpoint:
+        if self._is_interrupted and self.plans[0].config.continue_from_checkpoint:
             begins = "goes on from the last checkpoint" if has_checkpoint else "begins anew"
             hints.append(("next", f"the same command {begins}"))
         elif models:
