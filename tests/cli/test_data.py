@@ -50,6 +50,13 @@ def test_show_renders_what_the_config_asks(folder: Path):
     assert "bad row: train.jsonl, line 3, 'answer': missing" in output
 
 
+def test_a_reward_of_a_plugin_that_is_not_given_is_told(folder: Path):
+    config = folder / "run.yaml"
+    config.write_text(config.read_text().replace("math_reward", "rewards_of_mine"))
+    with pytest.raises(UsageError, match=r"'rewards_of_mine'.*--plugin-dir"):
+        run("show", "--config", config)
+
+
 def test_stats_ends_with_1_for_broken_rows(folder: Path):
     keys = ("-k", "prompt_key=question", "-k", "response_key=answer")
     output = run("stats", folder / "train.jsonl", *keys, code=1)

@@ -168,7 +168,7 @@ def _refuse(problems: list[Problem]) -> None:
 
 
 def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
-    _refuse_unknown_workflow(section)
+    _refuse_unknown_names(section)
     form = section.format
     has_images = bool(form.image_key or form.video_key)
     chat = _chat(model, has_images) if model.model_path else None
@@ -186,11 +186,15 @@ def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
     )
 
 
-def _refuse_unknown_workflow(section: TasksetConfig) -> None:
+def _refuse_unknown_names(section: TasksetConfig) -> None:
+    """A workflow is asked for its prompt, and makes its reward for that."""
+    from trinity.common.rewards import REWARD_FUNCTIONS
     from trinity.common.workflows import WORKFLOWS
 
     try:
         WORKFLOWS.get(section.default_workflow_type or "simple_workflow")
+        if section.default_reward_fn_type:
+            REWARD_FUNCTIONS.get(section.default_reward_fn_type)
     except (UnknownNameError, ImportError) as error:
         raise UsageError(str(error)) from error
 
