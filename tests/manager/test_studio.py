@@ -86,6 +86,7 @@ def test_an_expert_sees_every_section_and_keeps_the_values(page: AppTest) -> Non
         "Trainer",
     ]
     assert page.number_input(key="gpu_per_node").label == "GPU per node"
+    assert page.selectbox(key="trainer_trainer_type").label == "Trainer type"
     page.checkbox(key="eval_on_startup").uncheck()
     page.selectbox(key="sync_style").select("trainer_driven")
     page.text_input(key="eval_taskset_path").set_value("/data/eval")

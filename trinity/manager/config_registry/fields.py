@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from itertools import groupby
 from typing import Any, Literal, Union, get_args, get_origin
 
 import streamlit as st
@@ -98,7 +99,8 @@ def _kind(field: FieldInfo) -> object:
 
 
 def _label(setting: str) -> str:
-    words = [word.upper() if word in _ACRONYMS else word for word in setting.split("_")]
+    said = [word for word, _ in groupby(setting.split("_"))]  # no "trainer trainer type"
+    words = [word.upper() if word in _ACRONYMS else word for word in said]
     return " ".join([words[0][0].upper() + words[0][1:], *words[1:]])
 
 
