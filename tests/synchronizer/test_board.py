@@ -69,6 +69,11 @@ async def test_a_wait_in_vain_says_for_what(board: Board) -> None:
         await board.wait_newer(3, 0.1)
 
 
+async def test_weights_that_nobody_sent_are_not_called_published() -> None:
+    with pytest.raises(TimeoutError, match=r"version 0, with which the run began \d+ s ago"):
+        await VersionBoard().wait_newer(0, 0.01)
+
+
 async def test_the_end_is_told_to_who_waits(board: Board) -> None:
     waiting = await started(task(board.wait_newer(0, 60)))
     await board.close("done")

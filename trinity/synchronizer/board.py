@@ -86,9 +86,10 @@ class VersionBoard:
                 await self._changed.wait_for(lambda: self._version > than or self._closed)
         except TimeoutError:
             age = time.monotonic() - self._published_at
+            since = "published" if self._ticket is not None else "with which the run began"
             raise TimeoutError(
                 f"Waited {timeout_s:.0f} s for weights newer than version {than} from the trainer;"
-                f" the newest is version {self._version}, published {age:.0f} s ago."
+                f" the newest is version {self._version}, {since} {age:.0f} s ago."
             ) from None
         return self._ticket if self._version > than else None
 
