@@ -88,6 +88,17 @@ async def test_a_death_in_a_sync_is_no_end():
     assert engine.calls[:2] == ["prepare", "load 3"]
 
 
+async def test_one_that_dies_in_a_sync_loads_once_each_time():
+    """A trainer that sends its own weights has let go of them before a second load."""
+    engine = MortalEngine(4)
+    keeper_ = keeper(engine)
+    for version in (1, 2):
+        engine.die()
+        assert await keeper_.load(ticket(version)) == [f"digest {version}"]
+        assert await keeper_.load(ticket(version + 10)) == [f"digest {version + 10}"]
+    assert engine.calls == ["prepare", "load 1", "load 11", "prepare", "load 2", "load 12"]
+
+
 async def test_an_engine_without_lives_ends_the_work():
     engine = MortalEngine(0)
 

@@ -254,6 +254,31 @@ async def test_trainer_driven_takes_the_newest_without_waiting():
     assert scene.engine.loaded == [7]
 
 
+@pytest.mark.parametrize("is_newer_out", [True, False])
+async def test_weights_that_the_trainer_dropped_meanwhile_give_way_to_newer_ones(
+    is_newer_out: bool,
+):
+    """A channel of files keeps two versions, and a trainer may be quicker than a load."""
+
+    class Slow(FakeEngine):
+        async def load_weights(self, ticket: WeightTicket) -> str:
+            if ticket.version == 1:
+                if is_newer_out:
+                    await scene.board.publish(WeightTicket(4, "memory", "digest 4", None))
+                raise FileNotFoundError("weights_1")
+            return await super().load_weights(ticket)
+
+    scene = Scene(1, SyncSchedule(SyncStyle.TRAINER_DRIVEN), engine=Slow())
+    await scene.board.publish(ticket(1))
+    await scene.board.close("done")
+    if not is_newer_out:
+        with pytest.raises(FileNotFoundError, match="weights_1"):
+            await scene.explorer.run()
+        return
+    await scene.explorer.run()
+    assert scene.engine.loaded == [4] and scene.explorer.version == 4
+
+
 async def test_a_run_in_which_every_task_fails_ends_with_the_cause():
     scene = Scene(steps=9, schedule=SyncSchedule(SyncStyle.TRAINER_DRIVEN))
 

@@ -16,7 +16,7 @@ def test_named_adapters_reach_engines_and_the_api(tmp_path):
     for asked in (ASKED, {}):
         plan = plan_of(tmp_path, explorer={"rollout_model": {"engine_type": "torch", **asked}})
         model, has_any = plan.config.explorer.rollout_model, bool(asked)
-        vllm = _vllm_settings(plan, model)
+        vllm = _vllm_settings(plan, model, "engine")
         for engine in (vllm, torch_settings(plan.config, model, 1, "cpu")):
             named = (NamedAdapter("polite", "/adapters/polite", "toy"),) if has_any else ()
             assert engine.named_adapters == named

@@ -1,6 +1,8 @@
 """The channel between GPUs, on CPUs: the same protocol over gloo."""
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from trinity.synchronizer import nccl
 from trinity.synchronizer.buckets import describe, lay_out
 from trinity.synchronizer.link import TRAINER, Link, open_store
 from trinity.synchronizer.nccl import NCCLChannel, NCCLReceiver, ask
@@ -24,9 +27,9 @@ def weights(seed):
     }
 
 
-def fetch(meeting, receivers, group):
+def fetch(meeting, receivers, group, engine=None):
     """What all workers of an engine get for one request."""
-    request = ask(meeting, group, len(receivers))
+    request = ask(meeting, group, len(receivers), engine=engine)
 
     def one(receiver):
         found = {}
@@ -83,6 +86,30 @@ def test_a_restarted_engine_waits_for_the_next_weights_once_the_old_ones_are_gon
     timer.start()
     [(delivery, found)] = fetch(first.payload, receivers(), "after")
     assert delivery.version == 2 and is_same(found, newer)
+
+
+def test_the_trainer_keeps_no_buffers_for_engines_that_were_started_again(channel, monkeypatch):
+    ends = weakref.WeakSet()
+
+    class Counted(Link):
+        def __init__(self, *args):
+            super().__init__(*args)
+            if args[2] == TRAINER:
+                ends.add(self)
+
+    monkeypatch.setattr(nccl, "Link", Counted)
+    kept = receivers()
+    for life in range(4):  # the second engine dies after each version
+        sent = weights(life)
+        meeting = channel.send(1 + life, sent.items()).payload
+        for engine, group, ends_at in (
+            ("first", "first", kept),
+            ("second", f"second, life {life}", receivers()),
+        ):
+            [(_, found)] = fetch(meeting, ends_at, group, engine)
+            assert is_same(found, sent)
+    gc.collect()
+    assert len(ends) == 2
 
 
 def test_a_wrong_bit_on_the_way_is_noticed(channel, tmp_path):

@@ -54,6 +54,7 @@ class EngineKeeper:
         self._ticket: WeightTicket | None = None
         self._is_resting = False
         self._without_weights: set[int] = set()
+        self._reloaded: dict[int, tuple[WeightTicket, str]] = {}  # in a restart, and what came
         self._tokens = [0.0] * len(self._all)
 
     @property
@@ -94,7 +95,9 @@ class EngineKeeper:
     async def _load(self, place: int) -> str:
         async def load(engine: InferenceEngine) -> str:
             assert self._ticket is not None, "load() has set it"
-            digest = await engine.load_weights(self._ticket)
+            ticket, digest = self._reloaded.pop(place, (None, ""))
+            if ticket is not self._ticket:
+                digest = await engine.load_weights(self._ticket)
             self._without_weights.discard(place)
             return digest
 
@@ -154,6 +157,7 @@ class EngineKeeper:
     async def _make_ready(self, place: int) -> None:
         engine = actor.repairing(self._all[place])
         hint = "Its log says how far it came."
+        self._reloaded.pop(place, None)
         await within(START_TIMEOUT_S, engine.prepare(), f"engine {place}", "a restart", hint)
         if place < len(self._engines) and self._is_resting:
             self._without_weights.add(place)
@@ -177,3 +181,4 @@ class EngineKeeper:
                 f"Engine {place} runs weights with digest {digest} after its restart, but the "
                 f"trainer sent {ticket.digest}."
             )
+        self._reloaded[place] = ticket, digest

@@ -353,7 +353,7 @@ class Explorer:
             RuntimeError: An engine runs something else than the trainer sent.
         """
         start = time.perf_counter()
-        digests = await self._keeper.load(ticket)
+        ticket, digests = await self._loaded(ticket)
         for index, digest in enumerate(digests):
             if ticket.digest and digest != ticket.digest:
                 raise RuntimeError(
@@ -364,6 +364,17 @@ class Explorer:
         seconds = time.perf_counter() - start
         for logger in (self.logger, get_logger("synchronizer")):
             logger.info("Weights of version %d loaded in %.3f s.", ticket.version, seconds)
+
+    async def _loaded(self, ticket: WeightTicket) -> tuple[WeightTicket, list[str]]:
+        """Have the engines load; newer weights where the trainer has dropped these meanwhile."""
+        while True:
+            try:
+                return ticket, await self._keeper.load(ticket)
+            except FileNotFoundError:
+                _, newest = await self.board.newest()
+                if newest is None or newest.version <= ticket.version:
+                    raise
+                ticket = newest
 
     async def _evaluate_if_due(self) -> None:
         """Not after the last step: what `_finish` evaluates may be newer."""

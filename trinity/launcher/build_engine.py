@@ -85,12 +85,12 @@ def tinker_settings(config: Config, model: InferenceModelConfig) -> TinkerEngine
     )
 
 
-def _engine_of(plan: RunPlan, model: InferenceModelConfig) -> tuple[str, object]:
-    """Type and settings of the engine that a model runs on."""
+def _engine_of(plan: RunPlan, model: InferenceModelConfig, name: str) -> tuple[str, object]:
+    """Type and settings of the engine ``name`` that a model runs on."""
     if model.engine_type is EngineType.OPENAI:
         settings: object = _openai_settings(plan.config, model)
     elif model.engine_type is EngineType.VLLM:
-        settings = _vllm_settings(plan, model)
+        settings = _vllm_settings(plan, model, name)
     elif model.engine_type is EngineType.TINKER:
         settings = tinker_settings(plan.config, model)
     else:
@@ -98,7 +98,7 @@ def _engine_of(plan: RunPlan, model: InferenceModelConfig) -> tuple[str, object]
     return str(model.engine_type), settings
 
 
-def _vllm_settings(plan: RunPlan, model: InferenceModelConfig) -> VLLMEngineSettings:
+def _vllm_settings(plan: RunPlan, model: InferenceModelConfig, name: str) -> VLLMEngineSettings:
     names = (
         "dtype",
         "seed",
@@ -128,7 +128,8 @@ def _vllm_settings(plan: RunPlan, model: InferenceModelConfig) -> VLLMEngineSett
         named_adapters=named_adapters(model),
         loads_adapters=model.enable_runtime_lora_updating,
         lora_kwargs=model.lora_kwargs,
-        **{name: getattr(model, name) for name in names},
+        name=name,
+        **{field: getattr(model, field) for field in names},
     )
 
 
@@ -136,7 +137,7 @@ def _spawn_engine(
     plan: RunPlan, model: InferenceModelConfig, index: int, name: str
 ) -> InferenceEngine:
     """The engine in a process of its own, with the OpenAI API beside it if that is asked for."""
-    kind, settings = _engine_of(plan, model)
+    kind, settings = _engine_of(plan, model, name)
     num_gpus = engine_gpus(model) if plan.gpus.total and not plan.is_colocated else 0
     env_vars = plan.env_on(index * engine_gpus(model), engine_gpus(model))
     asks_for_api = model is plan.config.explorer.rollout_model and model.enable_openai_api

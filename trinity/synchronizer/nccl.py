@@ -156,7 +156,7 @@ class _Sender:
         self._num_served = 0
         self._is_aside = False
         self._before = _Before(bucket_bytes) if sends_delta else None
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, tuple[str, Link]] = {}  # by engine, with the name of the group
         self._logger = get_logger("trainer")
         self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
         self._thread.start()
@@ -217,21 +217,16 @@ class _Sender:
                 answer = self._answer(request, key)
             except Exception as error:  # told to who asked; the next one may fare better
                 self._logger.exception("Weights could not be sent to %s.", request["group"])
-                self._links.pop(request["group"], None)
+                self._links.pop(request["engine"], None)
                 answer = {"error": f"{type(error).__name__}: {error}"}
             inbox.set(f"answer/{key}", json.dumps(answer))
 
     def _answer(self, request: dict[str, Any], key: str) -> dict[str, object]:
-        name = request["group"]
         with self._changed:
             self._changed.wait_for(lambda: self._weights is not None or self._is_closed)
             if self._weights is None:
                 return {"error": "the trainer has ended"}
-            if name not in self._links:
-                store = open_store(self.host, self.port, self._timeout_s)
-                size = request["world_size"]
-                self._links[name] = Link(store, name, TRAINER, size, self._device, self._timeout_s)
-            link, buckets = self._links[name], lay_out(self._entries, self._bucket_bytes)
+            link, buckets = self._link_to(request), lay_out(self._entries, self._bucket_bytes)
             if request["base"] is None:
                 digest = link.send(self._weights, buckets, self._ready)
             else:
@@ -239,6 +234,17 @@ class _Sender:
                 digest = link.send_changes(self._weights, buckets, self._ready, old, key)
             self._num_served += 1
             return {"digest": digest, "version": self._version}
+
+    def _link_to(self, request: dict[str, Any]) -> Link:
+        """The link to who asks; that of an engine before its restart makes room for it."""
+        engine, group = request["engine"], request["group"]
+        if engine not in self._links or self._links[engine][0] != group:
+            self._links.pop(engine, None)
+            store = open_store(self.host, self.port, self._timeout_s)
+            size = request["world_size"]
+            link = Link(store, group, TRAINER, size, self._device, self._timeout_s)
+            self._links[engine] = group, link
+        return self._links[engine][1]
 
 
 class _Before:
@@ -319,14 +325,28 @@ class NCCLReceiver:
         return Delivery(digest, int(answer["version"]), num_bytes)
 
 
-def ask(meeting: Meeting, group: str, num_workers: int, base: int | None = None) -> str:
+def ask(
+    meeting: Meeting,
+    group: str,
+    num_workers: int,
+    base: int | None = None,
+    engine: str | None = None,
+) -> str:
     """Ask the trainer for its weights, on behalf of all workers of an engine; the request's key.
 
     Args:
+        group: Of these workers: new ones, after a restart, need a new one.
         base: Version that all workers have and can change in place; None if they want the whole.
+        engine: Keeps its name through restarts, so that the trainer lets go of the earlier group;
+            None: it has no other group than this one.
     """
     store = open_store(meeting.host, meeting.port, meeting.timeout_s)
-    request = {"group": group, "world_size": 1 + num_workers, "base": base}
+    request = {
+        "group": group,
+        "engine": engine or group,
+        "world_size": 1 + num_workers,
+        "base": base,
+    }
     return _put_request(store, request)
 
 

@@ -75,7 +75,7 @@ class VLLMEngine:
         shapes = expected_shapes(path, settings.trust_remote_code)
         num_workers = settings.tensor_parallel_size * settings.pipeline_parallel_size
         dtype = llm.vllm_config.model_config.dtype
-        return WeightReceiver(llm, shapes, dtype, num_workers, self._adapter)
+        return WeightReceiver(llm, shapes, dtype, num_workers, self._adapter, settings.name)
 
     async def _load_adapters(self, llm: AsyncLLM) -> None:
         """The one to be trained, and those of the settings beside it.

@@ -43,6 +43,7 @@ class VLLMEngineSettings:
         lora_kwargs: More of vLLM's settings for adapters; they win over these.
         config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
         extra_engine_args: More of vLLM's own engine arguments; they win.
+        name: By which the trainer knows the engine again after a restart; None: it does not.
     """
 
     model_path: str
@@ -73,6 +74,7 @@ class VLLMEngineSettings:
     lora_kwargs: Mapping[str, Any] = field(default_factory=dict)
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     extra_engine_args: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
 
     @property
     def has_named_adapters(self) -> bool:

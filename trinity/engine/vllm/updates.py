@@ -26,6 +26,7 @@ class WeightReceiver:
         shapes, dtype: Of the model's weights.
         num_workers: Processes that take weights by NCCL.
         adapter: All weights are for it; None: for the whole model.
+        engine: Name of the engine, the same in all its process groups; None: it has but one.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class WeightReceiver:
         dtype: torch.dtype,
         num_workers: int,
         adapter: ServedAdapter | None,
+        engine: str | None = None,
     ) -> None:
         self._llm, self._shapes, self._dtype = llm, shapes, dtype
         self._num_workers, self._adapter = num_workers, adapter
+        self._engine = engine
         self._group = f"engine_{uuid.uuid4().hex[:12]}"  # among all that take weights by NCCL
         self._base: int | None = None
 
@@ -60,7 +63,9 @@ class WeightReceiver:
 
     async def _by_nccl(self, meeting: nccl.Meeting, base: int | None) -> tuple[str, int]:
         count = self._num_workers
-        request = await asyncio.to_thread(nccl.ask, meeting, self._group, count, base)
+        request = await asyncio.to_thread(
+            nccl.ask, meeting, self._group, count, base, self._engine
+        )
         arguments = (asdict(meeting), request, self._group, count, base is not None)
         found = await self._llm.collective_rpc("receive_by_nccl", args=arguments)
         digest, version, _ = found[0]
