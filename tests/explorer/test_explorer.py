@@ -58,6 +58,8 @@ class FakeScheduler:
         ]
         return BatchResult(rows, statuses, {})
 
+    def stop(self) -> None: ...
+
     def progress(self, batch_id: int | str) -> tuple[int, int]:
         return 0, len(self._tasks[batch_id])
 

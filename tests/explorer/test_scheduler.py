@@ -214,6 +214,32 @@ async def test_a_killed_runner_costs_nothing(closing):
     assert len(mortals) == 3
 
 
+async def test_runners_that_die_while_the_run_ends_are_no_news(closing, caplog):
+    """SIGTERM to a process group reaches them too."""
+    mortals = []
+
+    def mortal(runner, index, generation):
+        mortals.append(Mortal(runner))
+        return mortals[-1]
+
+    scheduler = closing(make(2, slots=4, delay_s=LIMIT_S, runner=mortal, max_retry_times=0))
+    logger = scheduler._pool.logger
+    logger.propagate = True
+    await scheduler.prepare()
+    with caplog.at_level("WARNING"):
+        scheduler.submit(1, [task() for _ in range(9)])  # one more than there is room for
+        for runner in mortals:
+            await asyncio.wait_for(runner.is_at_work.wait(), LIMIT_S)
+        scheduler.stop()
+        for runner in mortals:
+            runner.die()
+        result = await asyncio.wait_for(scheduler.collect(1), LIMIT_S)
+    logger.propagate = False
+    assert not any(status.ok for status in result.statuses)
+    assert "its last runner is gone" in result.statuses[8].message
+    assert len(mortals) == 2 and caplog.text == ""
+
+
 async def test_a_task_that_kills_its_runner_takes_no_other_with_it(closing):
     class Deadly(Mortal):
         async def _submit(self, units):

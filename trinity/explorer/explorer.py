@@ -191,6 +191,7 @@ class Explorer:
     def stop(self) -> None:
         """Start no further step, and evaluate no more."""
         self._is_stopping = True
+        self.scheduler.stop()
 
     def end_after_step(self) -> None:
         """Start no further step: the trainer has made all of its own."""

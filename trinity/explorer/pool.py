@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from trinity.utils.log import get_logger
 _POLL_S = 5.0  # a healthy runner answers at least this often
 _GRACE_S = 5.0  # what a runner may take to report that a deadline is over
 _START_TIMEOUT_S = 300.0
+_NONE_LEFT = "the run is ending, and its last runner is gone"
 
 
 class RunnerLost(Exception):
@@ -60,11 +62,11 @@ class _Ticket:
 class RunnerPool:
     """Runs units on runners and keeps the runners alive.
 
-    A runner that dies is started again. One that holds a call it can't end is replaced: it gets
-    no new units, and is ended once its others are done. One that does not answer and is past a
-    unit's deadline is killed. Which of the units aboard was the cause can't be seen, so all go
-    elsewhere (`RunnerLost`), as suspects: no two on one runner. A suspect that is late again is
-    the cause (`UnitOverdue`).
+    A runner that dies is started again, until `let_die`. One that holds a call it can't end is
+    replaced: it gets no new units, and is ended once its others are done. One that does not answer
+    and is past a unit's deadline is killed. Which of the units aboard was the cause can't be seen,
+    so all go elsewhere (`RunnerLost`), as suspects: no two on one runner. A suspect that is late
+    again is the cause (`UnitOverdue`).
 
     Args:
         make_runner: Makes runner ``index`` for the ``generation``-th time: a stand-in of a new
@@ -110,6 +112,7 @@ class RunnerPool:
         self._waiting: dict[int, _Ticket] = {}  # in order of arrival
         self._background: set[asyncio.Task[None]] = set()
         self._broken: NoRunners | None = None
+        self._is_ending = False
         self._all: set[_Host] = set()
         self._num_lost = 0
 
@@ -141,6 +144,8 @@ class RunnerPool:
         """
         if self._broken:
             raise self._broken
+        if self._is_ending and not self._hosts:
+            raise RunnerLost(_NONE_LEFT)
         result = asyncio.get_running_loop().create_future()
         ticket = _Ticket(unit, is_suspect, limit_s + self._grace_s, result)
         self._waiting[unit.unit_id] = ticket
@@ -164,6 +169,10 @@ class RunnerPool:
         """Runners lost since the last call."""
         num_lost, self._num_lost = self._num_lost, 0
         return num_lost
+
+    def let_die(self) -> None:
+        """The run is ending: runners that die are not replaced, and nobody need know."""
+        self._is_ending = True
 
     async def close(self) -> None:
         """End all runners."""
@@ -330,8 +339,12 @@ class RunnerPool:
         host.is_gone = True
         self._all.discard(host)
         self._num_lost += 1
-        self.logger.warning(
-            "Runner %d is lost (%s) with %d units aboard.", host.index, why, len(host.aboard)
+        self.logger.log(
+            logging.INFO if self._is_ending else logging.WARNING,
+            "Runner %d is lost (%s) with %d units aboard.",
+            host.index,
+            why,
+            len(host.aboard),
         )
         self._kill(host.runner)
         for ticket in list(host.aboard.values()):
@@ -355,9 +368,15 @@ class RunnerPool:
                 self._say(text)
 
     def _replace(self, host: _Host) -> None:
-        if self._hosts.get(host.index) is host:
-            del self._hosts[host.index]
+        if self._hosts.get(host.index) is not host:
+            return
+        del self._hosts[host.index]
+        if not self._is_ending:
             self._spawn(self._start(host.index, host.generation + 1))
+        elif not self._hosts:
+            for ticket in self._waiting.values():
+                _fail(ticket, RunnerLost(_NONE_LEFT))
+            self._waiting.clear()
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)

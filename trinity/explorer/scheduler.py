@@ -88,6 +88,10 @@ class BatchSource(Protocol):
         """Samples of a batch under way that are done, and all of them."""
         ...
 
+    def stop(self) -> None:
+        """What is under way may be given up, and nothing more comes."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -194,9 +198,13 @@ class Scheduler:
         done = [s.task.repeat_times if s.is_finished else len(s.done) for s in states]
         return sum(done), sum(state.task.repeat_times for state in states)
 
+    def stop(self) -> None:
+        """From here on a runner that dies is no news, and no other takes its place."""
+        self._pool.let_die()
+
     async def close(self) -> None:
         """Give up all batches, end the runners."""
-        for batch in self._batches.values():
+        for batch in list(self._batches.values()):
             await self._cancel(batch.jobs)
         self._batches.clear()
         await self._pool.close()

@@ -1,6 +1,7 @@
 """The API of mode `serve` over a scripted engine: replies, feedback, commits, and who may ask."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ from trinity.explorer.proxy.desk import Desk, UnknownReplyError
 from trinity.explorer.proxy.service import Service, ServiceSettings
 
 httpx = pytest.importorskip("httpx")
+uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -90,11 +92,37 @@ def service(tmp_path, replies, **settings):
     return Service(model, model.endpoint.group.engines, settings, Log()), ids
 
 
+async def until(is_so):
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+async def test_the_event_loop_goes_on_while_the_api_starts(tmp_path, monkeypatch):
+    """The trainer of the same process lives by it."""
+    may_start = threading.Event()
+    begin = uvicorn.Server.startup
+
+    async def startup(server, sockets=None):
+        await asyncio.to_thread(may_start.wait)
+        await begin(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+    made, _ = service(tmp_path, [])
+    await made.prepare()
+    step = asyncio.create_task(made.next_batch())
+    await asyncio.sleep(0)
+    may_start.set()
+    await until((tmp_path / "url.txt").exists)
+    step.cancel()
+    await made.close()
+
+
 async def test_what_is_rewarded_over_http_becomes_a_step(tmp_path):
     made, ids = service(tmp_path, ["one", "two", "three"])
     await made.prepare()
     step = asyncio.create_task(made.next_batch())
-    await asyncio.sleep(0.05)
+    await until((tmp_path / "url.txt").exists)
     address = (tmp_path / "url.txt").read_text().strip()
     async with httpx.AsyncClient(base_url=address, headers={"Authorization": "Bearer key"}) as http:
         first = (await http.post("/v1/chat/completions", json=ASK)).json()
@@ -168,7 +196,7 @@ async def test_replies_on_their_way_to_the_log_are_not_lost_at_the_end(tmp_path)
 
     subject._log = log = SlowLog()
     await subject.prepare()
-    subject._open()
+    await subject._open()
     subject.desk.record("a", [reply()])
     await asyncio.wait_for(begun.wait(), 60)
     closing = asyncio.create_task(subject.close())

@@ -76,3 +76,14 @@ def test_identical_rows_share_everything():
     packed = pack_rows(TrainBatch.from_experiences(rows))
     assert len(packed.token_ids) == 39
     assert packed.source.tolist() == [*range(19, 39)] * 3
+
+
+def test_a_conversation_may_have_more_turns_than_python_has_frames():
+    """Each turn is a row that begins with the one before."""
+    num_turns = 1500
+    rows = [row(list(range(1, 22 + turn)), 20 + turn) for turn in range(num_turns)]
+    packed = pack_rows(TrainBatch.from_experiences(rows))
+    assert len(packed.token_ids) < 2 * num_turns
+    assert packed.trained.target.tolist() == [21 + turn for turn in range(num_turns)]
+    predicted = packed.token_ids[packed.source] + 1
+    assert predicted.tolist() == packed.trained.target.tolist()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from trinity.checkpoint.atomic import write_text
 from trinity.common.experience import Experience
 from trinity.common.models.protocol import InferenceEngine
 from trinity.common.workflows import Task
@@ -97,7 +98,7 @@ class Service:
         if self._log is not None:
             await self._log.acquire()
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
         from trinity.common.models.api import ApiServer
         from trinity.explorer.proxy.routes import feedback_routes
 
@@ -105,13 +106,16 @@ class Service:
         server = ApiServer(settings.host, settings.port, settings.api_key)
         server.on_chat = self.desk.record
         server.routes = [feedback_routes(self.desk, self.status, server.check)]
-        server.start(_Models(self))
         self._server = server
-        settings.address_file.write_text(f"{server.address}\n")
+        await asyncio.to_thread(server.start, _Models(self))
+        write_text(settings.address_file, f"{server.address}\n")
         self._say(f"The API answers at {server.address}/v1")
         self._jobs = [asyncio.create_task(self._watch_engines())]
         if self._log is not None:
             self._jobs.append(asyncio.create_task(self._write_log(self._log)))
+
+    def stop(self) -> None:
+        """Nothing that is under way could be given up."""
 
     def submit(self, batch_id: int | str, tasks: Sequence[Task]) -> None:
         """The batch is there already: what was committed."""
@@ -159,7 +163,7 @@ class Service:
             ConnectionError: Too few engines are well.
         """
         if self._server is None:
-            self._open()
+            await self._open()
         commit = asyncio.ensure_future(self.desk.next_batch())
         try:
             await asyncio.wait([commit, *self._jobs], return_when=asyncio.FIRST_COMPLETED)

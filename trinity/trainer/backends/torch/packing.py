@@ -38,8 +38,11 @@ class Segment:
 
     def path(self) -> list["Segment"]:
         """From the root to this segment."""
-        above = self.parent.path() if self.parent else []
-        return [*above, self]
+        found, segment = [self], self.parent
+        while segment is not None:
+            found.append(segment)
+            segment = segment.parent
+        return found[::-1]
 
 
 @dataclass
@@ -180,25 +183,38 @@ def _trees(
     leaves: dict[int, Segment] = {}
     for members in groups.values():
         ordered = sorted(members, key=lambda row: (kept[row].astype(">u4").tobytes(), row))
-        _grow(ordered, kept, 0, 0, None, leaves)
+        _grow(ordered, kept, leaves)
     return leaves
 
 
-def _grow(
-    rows: Sequence[int],
-    kept: dict[int, np.ndarray],
-    start: int,
-    known: int,
-    parent: Segment | None,
-    leaves: dict[int, Segment],
-) -> None:
-    """Hang ``rows`` below ``parent``.
+@dataclass
+class _Branch:
+    """Rows to hang below ``parent``.
 
-    The rows are in lexicographic order, are alike in their first ``known`` tokens, and
-    ``parent``'s path covers the first ``start`` of these.
+    They are in lexicographic order, are alike in their first ``known`` tokens, and ``parent``'s
+    path covers the first ``start`` of these.
     """
+
+    rows: Sequence[int]
+    start: int = 0
+    known: int = 0
+    parent: Segment | None = None
+
+
+def _grow(rows: Sequence[int], kept: dict[int, np.ndarray], leaves: dict[int, Segment]) -> None:
+    """Hang ``rows`` into one tree; a stack of its own, as trees may be deeper than Python's."""
+    waiting = [_Branch(rows)]
+    while waiting:
+        waiting += _split(waiting.pop(), kept, leaves)
+
+
+def _split(
+    branch: _Branch, kept: dict[int, np.ndarray], leaves: dict[int, Segment]
+) -> list[_Branch]:
+    """Hang what the rows of a branch begin with alike; the branches that are left below."""
+    rows, start, parent = branch.rows, branch.start, branch.parent
     first, last = kept[rows[0]], kept[rows[-1]]
-    shared = known + _common_length(first[known:], last[known:])
+    shared = branch.known + _common_length(first[branch.known :], last[branch.known :])
     is_split = len(rows) == 1 or (shared - start) * (len(rows) - 1) >= _MIN_SAVED_TOKENS
     if is_split and shared > start:
         parent = Segment(first[start:shared], start, parent)
@@ -211,12 +227,10 @@ def _grow(
     for row in rows[len(ended) :]:
         tokens = kept[row]
         branches.setdefault(int(tokens[shared]) if len(tokens) > shared else -1, []).append(row)
-    for key, members in branches.items():
-        if key == -1:
-            leaf = Segment(kept[members[0]][start:], start, parent)
-            leaves.update(dict.fromkeys(members, leaf))
-        else:
-            _grow(members, kept, start, shared, parent, leaves)
+    if members := branches.pop(-1, None):
+        leaf = Segment(kept[members[0]][start:], start, parent)
+        leaves.update(dict.fromkeys(members, leaf))
+    return [_Branch(members, start, shared, parent) for members in branches.values()]
 
 
 def _common_length(a: np.ndarray, b: np.ndarray) -> int:
