@@ -103,6 +103,37 @@ async def test_a_resume_goes_on_where_it_stopped(kind: str, tmp_path: Path):
     assert begun + await steps(second) == unbroken
 
 
+@pytest.mark.parametrize("known_by", ["source", "name"])
+async def test_a_resume_knows_tasksets_that_stand_in_another_order(known_by: str, tmp_path: Path):
+    """Of three sets alike in size, the first now stands last; their files are moved or are not."""
+
+    def configs(folder: Path) -> list[TasksetConfig]:
+        return [
+            section(
+                file(folder / name, 6),
+                data_selector={"selector_type": "shuffle", "seed": seed},
+                **({"name": name} if known_by == "name" else {}),
+            )
+            for seed, name in enumerate(("a", "b", "c"))
+        ]
+
+    before = configs(tmp_path / "before")
+    unbroken = await steps(scheduler(*before, total_epochs=3))
+    first = scheduler(*before, total_epochs=3)
+    begun = [places(await first.next_batch()) for _ in range(3)]
+    state = json.loads(json.dumps(first.state_dict()))
+    after = configs(tmp_path / ("before" if known_by == "source" else "after"))
+    second = scheduler(*after[1:], after[0], total_epochs=3)
+    second.load_state_dict(state)
+    again = [places(await second.next_batch()) for _ in range(2)]
+    state = json.loads(json.dumps(second.state_dict()))
+    third = scheduler(*before, total_epochs=3)
+    third.load_state_dict(state)
+    earlier_ids = {0: 1, 1: 2, 2: 0}
+    again = [[(earlier_ids[number], row) for number, row in step] for step in again]
+    assert begun + again + await steps(third) == unbroken
+
+
 async def test_a_resume_with_other_data_is_refused(tmp_path: Path):
     state = scheduler(section(file(tmp_path / "a", 3))).state_dict()
     with pytest.raises(DataError, match="has 4 rows, but had 3"):

@@ -43,6 +43,8 @@ class TaskScheduler:
         full_batches = total_epochs * self._num_tasks // batch_size
         self.total_steps = full_batches if total_steps is None else total_steps
         self._order: tuple[int, np.ndarray] | None = None
+        self._places = list(range(len(self.tasksets)))
+        """Numbers of the tasksets in the order in which the run began with them."""
 
     async def next_batch(self) -> list[Task]:
         """The tasks of the next step; `StopAsyncIteration` when there are none left."""
@@ -72,7 +74,10 @@ class TaskScheduler:
         }
 
     def state_dict(self) -> dict[str, object]:
-        return {"step": self.step, "tasksets": [t.state_dict() for t in self.tasksets]}
+        return {
+            "step": self.step,
+            "tasksets": [self.tasksets[place].state_dict() for place in self._places],
+        }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         saved = state["tasksets"]
@@ -83,9 +88,23 @@ class TaskScheduler:
                 "the checkpoint was saved: where each of them stands can't be told. Restore them, "
                 "or start under a new name."
             )
-        for taskset, inner in zip(self.tasksets, saved, strict=True):
-            taskset.load_state_dict(inner)
+        self._places, self._order = self._places_of(saved), None
+        for place, inner in zip(self._places, saved, strict=True):
+            self.tasksets[place].load_state_dict(inner)
         self.step = int(state["step"])  # type: ignore[call-overload]  # from state_dict
+
+    def _places_of(self, saved: Sequence[Mapping[str, object]]) -> list[int]:
+        """Number of each taskset of a state: it may stand elsewhere now.
+
+        It is known by its rows' source, or by its name if sources changed or are alike; if neither
+        tells, by its place.
+        """
+        for known_by in ("source", "name"):
+            before = [inner.get(known_by) for inner in saved]
+            now = [getattr(taskset, known_by) for taskset in self.tasksets]
+            if len(set(now)) == len(now) and set(before) == set(now):
+                return [now.index(one) for one in before]
+        return list(range(len(saved)))
 
     def _counts(self, step: int) -> dict[int, int]:
         """Taskset -> tasks it gives in a step, in order of first appearance."""
@@ -100,8 +119,8 @@ class TaskScheduler:
 
     def _order_of(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != epoch:
-            sizes = [len(taskset) for taskset in self.tasksets]
-            order = np.repeat(np.arange(len(sizes)), sizes)
+            sizes = [len(self.tasksets[place]) for place in self._places]
+            order = np.repeat(np.array(self._places), sizes)
             np.random.default_rng(epoch).shuffle(order)
             self._order = epoch, order
         return self._order[1]

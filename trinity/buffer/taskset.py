@@ -12,10 +12,14 @@ from trinity.common.workflows import Task
 
 
 class Taskset:
-    """One set of tasks: its rows, the order they come in, and how a row becomes a `Task`."""
+    """One set of tasks: its rows, the order they come in, and how a row becomes a `Task`.
 
-    def __init__(self, tasks: SelectedRows[Task], name: str) -> None:
+    ``source`` says where the rows are from.
+    """
+
+    def __init__(self, tasks: SelectedRows[Task], name: str, source: str = "") -> None:
         self.name = name
+        self.source = source
         self._tasks = tasks
 
     @property
@@ -43,7 +47,7 @@ class Taskset:
         return self._tasks.at(range(len(self)))
 
     def state_dict(self) -> dict[str, object]:
-        return {"name": self.name, **self._tasks.state_dict()}
+        return {"name": self.name, "source": self.source, **self._tasks.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         self._tasks.load_state_dict(state)
@@ -70,7 +74,8 @@ def open_taskset(config: TasksetConfig, *, taskset_id: int = 0, is_eval: bool = 
         on_bad_row=config.on_bad_row,
         num_bad=len(bad),
     )
-    return Taskset(tasks, name)
+    source = ":".join(filter(None, (config.path, config.subset_name, config.split)))
+    return Taskset(tasks, name, source)
 
 
 def rows_of(config: TasksetConfig) -> Rows:
