@@ -63,9 +63,7 @@ class WeightReceiver:
 
     async def _by_nccl(self, meeting: nccl.Meeting, base: int | None) -> tuple[str, int]:
         count = self._num_workers
-        request = await asyncio.to_thread(
-            nccl.ask, meeting, self._group, count, base, self._engine
-        )
+        request = await asyncio.to_thread(nccl.ask, meeting, self._group, count, base, self._engine)
         arguments = (asdict(meeting), request, self._group, count, base is not None)
         found = await self._llm.collective_rpc("receive_by_nccl", args=arguments)
         digest, version, _ = found[0]
