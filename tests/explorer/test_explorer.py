@@ -2,17 +2,20 @@
 
 import asyncio
 import re
+from pathlib import Path
 
 import pytest
 
+from trinity.buffer.storage.queue import QueueStorage
 from trinity.common.constants import SyncStyle
 from trinity.common.experience import EID, Experience
 from trinity.common.models.protocol import WeightTicket
 from trinity.common.workflows import Task
 from trinity.explorer.explorer import EvalTaskset, Explorer, ExplorerSettings
 from trinity.explorer.scheduler import BatchResult, TaskStatus
-from trinity.synchronizer.board import VersionBoard
-from trinity.synchronizer.schedule import SyncSchedule
+from trinity.synchronizer.board import Board, VersionBoard
+from trinity.synchronizer.file_board import FileBoard
+from trinity.synchronizer.schedule import SyncSchedule, TrainerRhythm
 from trinity.utils import progress
 
 
@@ -108,6 +111,25 @@ class FakeSink:
         self.events.append("closed")
 
 
+class SharedSink(FakeSink):
+    """Writes to a queue that a trainer reads."""
+
+    def __init__(self, events: list[str], storage: QueueStorage) -> None:
+        super().__init__(events)
+        self.storage = storage
+
+    async def process(self, experiences: list[Experience]) -> dict[str, object]:
+        await self.storage.put(experiences)
+        return await super().process(experiences)
+
+    async def flush(self, until: int) -> None:
+        await self.storage.flush(until)
+
+    async def close(self) -> None:
+        await super().close()
+        await self.storage.release()
+
+
 def ticket(version: int) -> WeightTicket:
     return WeightTicket(version, "memory", f"digest {version}", None)
 
@@ -121,11 +143,12 @@ class Scene:
         schedule: SyncSchedule | None = None,
         lies: bool = False,
         engine: FakeEngine | None = None,
+        board: Board | None = None,
         **settings,
     ) -> None:
         self.events: list[str] = []
         self.reports: list[tuple[str, int, dict]] = []
-        self.board = VersionBoard()
+        self.board = board or VersionBoard()
         self.engine = engine or FakeEngine(lies)
         self.scheduler = FakeScheduler()
         self.sink = FakeSink(self.events)
@@ -232,6 +255,63 @@ async def test_state_stands_after_the_last_written_step():
     await again.run_with_trainer(4, first=2)
     assert again.scheduler.submitted[0] == 3
     assert again.engine.loaded == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("rows", "interval"), [(2, 1), (4, 1), (6, 1), (8, 1), (8, 2), (12, 2)])
+async def test_a_trainer_of_another_command_gets_full_batches(
+    rows: int, interval: int, tmp_path: Path
+):
+    """The explorer writes 4 rows a step, and learns from the trainer when its weights are due."""
+    storage = QueueStorage("shared")
+    scene = Scene(12, SyncSchedule(rows=4), board=FileBoard(tmp_path), eval_on_startup=False)
+    scene.explorer.sink = SharedSink(scene.events, storage)
+    sizes: list[int] = []
+
+    async def train() -> None:
+        while "write 4" not in scene.events:
+            await asyncio.sleep(0.001)
+        board = FileBoard(tmp_path, TrainerRhythm(rows, interval))
+        await board.reopen(0)
+        while batch := await storage.get(rows, 60, step=len(sizes) + 1):
+            sizes.append(len(batch))
+            if len(sizes) % interval == 0:
+                await board.publish(ticket(len(sizes)))
+        await board.close("done")
+
+    await storage.acquire()
+    await asyncio.wait_for(asyncio.gather(scene.explorer.run(), train()), 60)
+    assert sizes == [rows] * (12 * 4 // rows)
+
+
+async def test_an_explorer_that_goes_on_waits_for_the_trainer_of_its_own_time(tmp_path: Path):
+    """That of an earlier run has ended, and said so."""
+    earlier = FileBoard(tmp_path, TrainerRhythm(4))
+    await earlier.reopen(0)
+    await earlier.publish(ticket(1))
+    await earlier.close("the trainer ended after step 1")
+    scene = Scene(3, board=FileBoard(tmp_path), eval_on_startup=False)
+    await scene.explorer.prepare()
+
+    async def train() -> None:
+        while "write 4" not in scene.events:
+            await asyncio.sleep(0.001)
+        board = FileBoard(tmp_path, TrainerRhythm(4))
+        await board.reopen(1)
+        for version in (2, 3):
+            await board.publish(ticket(version))
+        await board.close("done")
+
+    await asyncio.wait_for(asyncio.gather(scene.explorer.run(), train()), 60)
+    assert scene.explorer.step == 3 and scene.explorer.version == 3
+
+
+async def test_an_explorer_with_nothing_left_to_do_waits_for_no_trainer_that_has_ended(
+    tmp_path: Path,
+):
+    await FileBoard(tmp_path).close("the trainer ended after step 3")
+    scene = Scene(0, board=FileBoard(tmp_path), eval_on_startup=False)
+    await scene.explorer.prepare()
+    await asyncio.wait_for(scene.explorer.run(), 60)
 
 
 async def test_explorer_driven_goes_on_with_old_weights_if_there_are_no_newer():

@@ -11,6 +11,7 @@ from trinity.checkpoint.atomic import write_text
 from trinity.common.models.protocol import WeightTicket
 from trinity.synchronizer.board import Board, VersionBoard
 from trinity.synchronizer.file_board import FileBoard
+from trinity.synchronizer.schedule import TrainerRhythm
 
 
 def ticket(version: int) -> WeightTicket:
@@ -110,6 +111,29 @@ async def test_a_trainer_may_start_again(board: Board) -> None:
     waiting = await started(task(board.wait_newer(0, 60)))
     await board.publish(ticket(1))
     assert await waiting == ticket(1)
+
+
+async def test_the_end_of_an_earlier_trainer_is_none_to_who_joins(tmp_path: Path) -> None:
+    await FileBoard(tmp_path).close("done")
+    board = FileBoard(tmp_path)
+    assert not await board.is_open()
+    await board.join()
+    assert await board.is_open() and await board.is_over()
+    waiting = await started(task(board.wait_newer(0, 60)))
+    await FileBoard(tmp_path).close("done")  # with the same words
+    assert await asyncio.wait_for(waiting, 60) is None
+
+
+async def test_a_trainer_tells_its_rhythm_when_it_starts(tmp_path: Path) -> None:
+    board, trainer = FileBoard(tmp_path), FileBoard(tmp_path, TrainerRhythm(8, 2))
+    waiting = await started(task(board.trainer_rhythm(60)))
+    await trainer.reopen(0)
+    assert await asyncio.wait_for(waiting, 60) == TrainerRhythm(8, 2)
+    await trainer.close("done")
+    assert await board.trainer_rhythm(60) is None
+    await board.join()  # the next trainer may have another
+    with pytest.raises(TimeoutError, match=r"Waited 0 s for a trainer to start.*same job"):
+        await board.trainer_rhythm(0.1)
 
 
 async def test_asking_is_answered_by_new_weights(board: Board) -> None:

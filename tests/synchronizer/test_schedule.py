@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity.common.constants import SyncStyle
-from trinity.synchronizer.schedule import SyncSchedule
+from trinity.synchronizer.schedule import SyncSchedule, TrainerRhythm
 
 STEPS = 24
 
@@ -134,6 +134,27 @@ def test_the_bound_is_reached(interval: int, offset: int, written: int, read: in
         else:
             run.train()
     assert max(run.lags) == schedule.max_off_policy
+
+
+@given(
+    interval=st.integers(1, 5),
+    offset=st.integers(0, 4),
+    written=st.integers(1, 6),
+    read=st.integers(1, 6),
+    published_every=st.integers(1, 4),
+)
+def test_an_explorer_waits_only_for_what_a_trainer_of_another_command_will_publish(
+    interval: int, offset: int, written: int, read: int, published_every: int
+) -> None:
+    """The trainer knows nothing of the explorer, which is told what it has to know."""
+    trainer = SyncSchedule(interval=published_every)
+    told = TrainerRhythm(read, trainer.publication_interval)
+    explorer = SyncSchedule(interval=interval, offset=offset, rows=written).beside(told)
+    for step in filter(explorer.is_explorer_due, range(1, 60)):
+        version = explorer.version_due(step)
+        assert version is not None
+        assert version * read <= (step - offset) * written, "needs data that isn't there"
+        assert version == 0 or trainer.is_trainer_due(version, False)
 
 
 @given(st.integers(1, 6), st.integers(0, 5), st.integers(1, 7), st.integers(1, 7))

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -150,6 +151,7 @@ class Explorer:
 
     async def prepare(self) -> None:
         """Start engines and runners side by side."""
+        await self.board.join()
         await together(*map(self._start, range(len(self.engines))), self.scheduler.prepare())
         self.logger.info("Ready: %s.", counted(len(self.engines), "engine"))
 
@@ -316,20 +318,25 @@ class Explorer:
         if self.schedule.style is SyncStyle.EXPLORER_DRIVEN:
             ticket = await self.board.ask(self.version, timeout_s)
             return ticket, ticket is not None or await self.board.is_open()
-        due = self.schedule.version_due(self.step)
-        if due is None:
+        if self.schedule.style is not SyncStyle.FIXED:
             version, newest = await self.board.newest()
             return (newest if version > self.version else None), True
-        if due <= self.version:
+        async with self._showing_the_wait():
+            schedule = self.schedule.beside(await self.board.trainer_rhythm(timeout_s))
+        due = schedule.version_due(self.step)
+        if due is None or due <= self.version:
             return None, True
         await self.sink.flush(due)
         await self._rest()
-        pace = Pace(f"step {self.step}: {self.settings.waits_for}")
-        async with showing(pace, self.show, self.logger):
+        async with self._showing_the_wait():
             ticket = await self.board.wait_newer(due - 1, timeout_s)
         if ticket is None:
             await self._wake()
         return ticket, ticket is not None
+
+    def _showing_the_wait(self) -> AbstractAsyncContextManager[None]:
+        pace = Pace(f"step {self.step}: {self.settings.waits_for}")
+        return showing(pace, self.show, self.logger)
 
     async def _rest(self) -> None:
         """Leave the GPUs to the trainer, if it shares them: new weights end it, or `_wake`."""
@@ -426,13 +433,15 @@ class Explorer:
         Raises:
             TimeoutError: It made no step either.
         """
-        while True:
+        while not await self.board.is_over():
             num_steps = self.trainer_steps()
             try:
                 return await self.board.wait_newer(than, self.settings.sync_timeout_s)
             except TimeoutError:
                 if self.trainer_steps() == num_steps:
                     raise
+        version, newest = await self.board.newest()
+        return newest if version > than else None
 
     def state_dict(self) -> dict[str, object]:
         """Where a resumed explorer goes on: after the last step whose experiences are written."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trinity.algorithm import ALGORITHM_TYPE
 from trinity.common.config import Config
+from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.constants import Mode
 from trinity.common.deadlines import together, within
 from trinity.common.models.protocol import InferenceEngine
@@ -22,6 +23,7 @@ from trinity.launcher.plan import RunPlan
 from trinity.launcher.reporter import Report, Reporter
 from trinity.synchronizer.board import Board, VersionBoard
 from trinity.synchronizer.file_board import FileBoard
+from trinity.synchronizer.schedule import TrainerRhythm
 from trinity.trainer.trainer import Trainer
 from trinity.utils.actor import ProcessDied
 from trinity.utils.log import get_logger
@@ -244,7 +246,12 @@ def _board(plan: RunPlan) -> Board:
     """One board in this process, or files where explorer and trainer run in two commands."""
     algorithm = ALGORITHM_TYPE.get(plan.config.algorithm.algorithm_type)
     is_alone = plan.config.mode in (Mode.EXPLORE, Mode.TRAIN) and algorithm.schema == "experience"
-    return FileBoard(plan.job.weights) if is_alone else VersionBoard()
+    if not is_alone:
+        return VersionBoard()
+    if not plan.config.mode.trains:
+        return FileBoard(plan.job.weights)
+    rows = rollouts_per_step(plan.config)
+    return FileBoard(plan.job.weights, TrainerRhythm(rows, plan.schedule.publication_interval))
 
 
 def _total_steps(config: Config, buffers: Buffers) -> int | None:

@@ -188,6 +188,7 @@ def _schedule(config: Config) -> SyncSchedule:
         sync.trainer_sync_interval or sync.sync_interval,
         sync.sync_offset,
         Fraction(config.samples_per_step, rollouts) if is_counted else Fraction(1),
+        rows=config.samples_per_step if config.mode.explores else 0,
     )
 
 

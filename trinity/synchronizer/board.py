@@ -5,12 +5,17 @@ import time
 from typing import Protocol
 
 from trinity.common.models.protocol import WeightTicket
+from trinity.synchronizer.schedule import TrainerRhythm
 
 
 class Board(Protocol):
     """What explorer and trainer call of a board: one in a process, or `FileBoard` between two."""
 
     async def reopen(self, version: int) -> bool: ...
+
+    async def join(self) -> None: ...
+
+    async def trainer_rhythm(self, timeout_s: float) -> TrainerRhythm | None: ...
 
     async def publish(self, ticket: WeightTicket) -> None: ...
 
@@ -27,6 +32,8 @@ class Board(Protocol):
     async def is_asked(self) -> bool: ...
 
     async def is_open(self) -> bool: ...
+
+    async def is_over(self) -> bool: ...
 
     async def newest(self) -> tuple[int, WeightTicket | None]: ...
 
@@ -68,6 +75,13 @@ class VersionBoard:
         if is_ahead:
             self._version, self._ticket = 0, None
         return is_ahead
+
+    async def join(self) -> None:
+        """An explorer starts."""
+
+    async def trainer_rhythm(self, timeout_s: float) -> TrainerRhythm | None:
+        """What the explorer's own schedule does not know of the trainer: nothing."""
+        return None
 
     async def close(self, reason: str) -> None:
         """No more weights will come; who waits gets None."""
@@ -137,6 +151,10 @@ class VersionBoard:
     async def is_open(self) -> bool:
         """Whether more weights may come."""
         return self._closed is None
+
+    async def is_over(self) -> bool:
+        """Whether the trainer has ended."""
+        return self._closed is not None
 
     async def newest(self) -> tuple[int, WeightTicket | None]:
         """Newest version and its ticket (None: the weights every part started from)."""

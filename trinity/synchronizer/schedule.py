@@ -1,10 +1,23 @@
 """When explorer and trainer exchange weights: the sync styles as plain arithmetic on steps."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from trinity.common.constants import SyncStyle
+
+
+@dataclass(frozen=True)
+class TrainerRhythm:
+    """What a trainer tells of itself to the explorer of another command.
+
+    Args:
+        rows: An explorer's experiences that a step of it takes; 0: none.
+        interval: Steps between two publications.
+    """
+
+    rows: int
+    interval: int = 1
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,8 @@ class SyncSchedule:
         trainer_interval: Trainer steps between two publications.
         offset: Explorer steps that may run ahead of the trainer.
         trainer_steps: Trainer steps that the experiences of one explorer step make.
+        rows: Experiences that an explorer step makes; 0: not told.
+        published_every: With ``fixed``, versions are multiples of this, whatever the rest says.
     """
 
     style: SyncStyle = SyncStyle.FIXED
@@ -29,6 +44,15 @@ class SyncSchedule:
     trainer_interval: int = 1
     offset: int = 0
     trainer_steps: Fraction = Fraction(1)
+    rows: int = 0
+    published_every: int = 1
+
+    def beside(self, trainer: TrainerRhythm | None) -> "SyncSchedule":
+        """An explorer's schedule beside ``trainer``; None: the schedule knows it already."""
+        if trainer is None or not (trainer.rows and self.rows):
+            return self
+        steps = Fraction(self.rows, trainer.rows)
+        return replace(self, trainer_steps=steps, published_every=trainer.interval)
 
     def is_explorer_due(self, step: int) -> bool:
         """Whether the explorer takes new weights after its step ``step`` (counted from 1)."""
@@ -40,7 +64,8 @@ class SyncSchedule:
         """The version the explorer must have to go on after ``step``; None: it doesn't wait."""
         if self.style is SyncStyle.FIXED:
             syncs = max(0, (step - self.offset) // self.interval)
-            return math.floor(syncs * self._trainer_steps_per_sync)
+            made = math.floor(syncs * self._trainer_steps_per_sync)
+            return made - made % self.published_every
         return None
 
     def is_trainer_due(self, step: int, is_requested: bool) -> bool:
@@ -48,9 +73,14 @@ class SyncSchedule:
         if self.style is SyncStyle.EXPLORER_DRIVEN:
             return is_requested
         if self.style is not SyncStyle.FIXED:
-            return step % self.trainer_interval == 0
+            return step % self.publication_interval == 0
         span = self._trainer_steps_per_sync
         return math.floor(math.ceil(step / span) * span) == step
+
+    @property
+    def publication_interval(self) -> int:
+        """Steps of a trainer that knows nothing of its explorer's, between two publications."""
+        return self.interval if self.style is SyncStyle.FIXED else self.trainer_interval
 
     @property
     def _trainer_steps_per_sync(self) -> Fraction:
