@@ -1,5 +1,7 @@
 """Ctrl-C, once and twice; and the same job in a second terminal."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -30,6 +32,22 @@ def test_ctrl_c_saves_and_a_second_start_of_the_job_is_refused(
     assert (folder / "explorer_meta.json").is_file()
     assert (folder / "actor" / "huggingface" / "model.safetensors").is_file()
     assert "toy/job: interrupted" in run.screen
+    assert run.remaining() == []
+
+
+def test_sigterm_to_the_whole_process_group_ends_the_run_as_ctrl_c_does(
+    toy: Toy, start: Start, tmp_path: Path
+) -> None:
+    """So `timeout` and Slurm end a job."""
+    run = start(toy.config(tmp_path, buffer__total_steps=1000))
+    run.wait_for_step(1)
+    os.killpg(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 130
+    assert run.summary["status"] == "interrupted"
+    steps = run.summary["stages"][0]["steps"]
+    assert (run.job / f"global_step_{steps}" / "explorer_meta.json").is_file()
+    said = run.screen[run.screen.index("Stopping: the training step under way") :]
+    assert "is lost" not in said and "died" not in said and "GCS" not in said
     assert run.remaining() == []
 
 

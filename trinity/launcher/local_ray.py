@@ -11,6 +11,8 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,8 @@ def start_local_ray(options: Mapping[str, Any], has_timeline: bool = False) -> C
     with ExitStack() as undo:
         undo.enter_context(own_token())
         try:
-            node = _started(_system_config(has_timeline))
+            with _sessions_of_their_own():
+                node = _started(_system_config(has_timeline))
         except (ImportError, AttributeError, TypeError):
             _start_whole_set(options, _system_config(has_timeline))
         else:
@@ -123,6 +126,26 @@ def _lean_node(system_config: dict[str, object]) -> Any:
         "_system_config": system_config,
     }
     return LeanNode(RayParams(**parameters))
+
+
+@contextmanager
+def _sessions_of_their_own() -> Iterator[None]:
+    """What Ray starts within is out of this process's group, as after `ray start`.
+
+    A signal to the whole group (of `timeout`, of Slurm) is then for this process alone, which ends
+    the others in turn: without its cluster it could only give up. The kernel still kills them with
+    this process, however that ends.
+    """
+    services: Any = import_module("ray._private.services")
+    plain = getattr(services, "ConsolePopen", None)
+    if plain is None:  # another release of Ray
+        yield
+        return
+    services.ConsolePopen = partial(plain, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = plain
 
 
 @contextmanager
