@@ -21,6 +21,7 @@ def save(checkpoints: JobCheckpoints, step: int) -> None:
     """What a train engine does with the files of a checkpoint."""
     with writing_folder(Path(checkpoints.folder(step))) as aside:
         for name, content in checkpoints.snapshot().items():
+            assert not callable(content)
             data = content if isinstance(content, bytes) else content.encode()
             (aside / name).write_bytes(data)
     checkpoints.complete(step)

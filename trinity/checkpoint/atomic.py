@@ -3,13 +3,16 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 #: In a finished checkpoint: the size of each of its files, as JSON.
 MARKER = ".full_checkpoint"
 _SAVING = ".saving"
+
+#: Of a small file of a checkpoint; a call, which any thread may make, where it takes long.
+Content = str | bytes | Callable[[], bytes]
 
 
 def write_text(path: Path, text: str) -> None:

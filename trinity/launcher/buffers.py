@@ -25,6 +25,7 @@ from trinity.buffer.reader.dataset import DatasetReader
 from trinity.buffer.reader.queue import QueueReader
 from trinity.buffer.storage.queue import QueueStorage
 from trinity.buffer.writer.record import RecordWriter
+from trinity.checkpoint.atomic import Content
 from trinity.common.config import Config, ExperienceBufferConfig
 from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.config.data_processor import OperatorConfig
@@ -83,16 +84,15 @@ class Buffers:
         if self.storage is not None:
             await self.storage.close()
 
-    def snapshot(self) -> dict[str, str | bytes]:
+    def snapshot(self) -> dict[str, Content]:
         """Files of a checkpoint with which unread experiences come back."""
         if not self._holds_storage():
             return {}
-        state = self.storage.state_dict()
-        unread = state.pop("unread", None)
-        files: dict[str, str | bytes] = {}
+        state, unread = self.storage.snapshot()
+        files: dict[str, Content] = {}
         if unread is not None:
             state["num_unread"] = len(unread)
-            files = {_UNREAD_FILE.format(index=i): data for i, data in enumerate(unread)}
+            files = {_UNREAD_FILE.format(index=i): write for i, write in enumerate(unread)}
         return {_STATE_FILE: json.dumps(state), **files}
 
     def restore(self, resume: ResumePoint) -> None:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trinity.checkpoint import layout
-from trinity.checkpoint.atomic import write_text
+from trinity.checkpoint.atomic import Content, write_text
 from trinity.common.config import Config, derive
 from trinity.common.constants import Mode
 from trinity.utils.log import get_logger
 
 State = dict[str, object]
-Snapshot = Mapping[str, str | bytes]
 
 
 @dataclass(frozen=True)
@@ -76,20 +75,20 @@ class JobCheckpoints:
     job: JobFolder
     keep: int = 0
     parts: Mapping[str, Callable[[], State]] = field(default_factory=dict)
-    files: Callable[[], Mapping[str, str | bytes]] = dict
-    _taken: Snapshot = field(default_factory=dict)
+    files: Callable[[], Mapping[str, Content]] = dict
+    _taken: Mapping[str, str] = field(default_factory=dict)
 
     def folder(self, step: int) -> str:
         return str(layout.step_folder(self.job.path, step))
 
-    def snapshot(self) -> dict[str, str | bytes]:
+    def snapshot(self) -> dict[str, Content]:
         metas = {meta_name(part): json.dumps(state()) for part, state in self.parts.items()}
         self._taken = metas
         return {**metas, **self.files()}
 
     def complete(self, step: int) -> None:
         for name, text in self._taken.items():
-            write_text(self.job.path / name, str(text))
+            write_text(self.job.path / name, text)
         layout.write_latest(self.job.path, step)
         if (layout.read_latest(self.job.path, layout.LATEST_WEIGHTS) or 0) < step:
             layout.write_latest(self.job.path, step, layout.LATEST_WEIGHTS)

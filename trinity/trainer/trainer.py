@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from trinity.algorithm.kl_fn.base import KLFn
+from trinity.checkpoint.atomic import Content
 from trinity.common.constants import SyncStyle
 from trinity.common.experience import Experience
 from trinity.synchronizer.board import Board
@@ -47,8 +48,11 @@ class Checkpoints(Protocol):
         """``<job>/global_step_<step>``."""
         ...
 
-    def snapshot(self) -> dict[str, str | bytes]:
-        """Files, by name, with all that is not in the engine: steps, data position, unread rows."""
+    def snapshot(self) -> dict[str, Content]:
+        """Files, by name, with all that is not in the engine: steps, data position, unread rows.
+
+        All is as of now; what takes long to write out is a call for another thread.
+        """
         ...
 
     def complete(self, step: int) -> None:
@@ -228,7 +232,8 @@ class Trainer:
         await self._saved_before()
         rule = self.settings.save_hf
         with_hf = rule == "always" or (rule == "last" and is_last)
-        folder, files = self.checkpoints.folder(self.step), self.checkpoints.snapshot()
+        folder, found = self.checkpoints.folder(self.step), self.checkpoints.snapshot()
+        files = await asyncio.to_thread(_written, found)
         await self.engine.save(folder, hf=with_hf, files=files, is_last=is_last)
         self._saving = asyncio.create_task(self._complete(self.step))
         if is_last:
@@ -305,6 +310,10 @@ class Trainer:
         await self.engine.close()
         if failed is not None:
             raise failed
+
+
+def _written(files: Mapping[str, Content]) -> dict[str, str | bytes]:
+    return {name: found() if callable(found) else found for name, found in files.items()}
 
 
 def _why_none_is_trained(experiences: list[Experience]) -> str:

@@ -1,11 +1,13 @@
 """What queue and database have in common: the methods by which other processes use them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from trinity.common.experience import Experience, deserialize_many, serialize_many
 from trinity.utils.metrics import Metrics
+
+Write = Callable[[], bytes]
 
 
 class Storage(ABC):
@@ -31,6 +33,13 @@ class Storage(ABC):
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """The position of all who write and read."""
+
+    def snapshot(self) -> tuple[dict[str, Any], list[Write] | None]:
+        """`state_dict`, without its ``unread`` where it has that: each entry as a call to make it.
+
+        The calls may take long, and may be made in any thread: they write what waits now.
+        """
+        return self.state_dict(), None
 
     @abstractmethod
     def read_position(self) -> dict[str, Any]:

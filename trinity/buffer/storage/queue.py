@@ -8,11 +8,12 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
 from trinity.algorithm.sample_strategy.base import oldest_version
-from trinity.buffer.storage.base import Storage
+from trinity.buffer.storage.base import Storage, Write
 from trinity.buffer.storage.journal import Event, Journal, Outcome, StorageError, outcome
 from trinity.buffer.storage.order import FifoOrder, Item, Order, PriorityOrder, with_uses
 from trinity.buffer.storage.priority import PRIORITY_FUNC
@@ -282,10 +283,14 @@ class QueueStorage(Storage):
 
         Without a ledger on disk the experiences that wait are in it too, as bytes.
         """
+        state, unread = self.snapshot()
+        return state if unread is None else {**state, "unread": [write() for write in unread]}
+
+    def snapshot(self) -> tuple[dict[str, Any], list[Write] | None]:
         state: dict[str, Any] = {"run": self._run, "writes": self._writes, "reads": self._reads}
-        if self._journal is None:
-            state["unread"] = [serialize_many(experiences) for experiences in self._waiting()]
-        return state
+        if self._journal is not None:
+            return state, None
+        return state, [partial(serialize_many, list(waiting)) for waiting in self._waiting()]
 
     def _waiting(self) -> list[list[Experience]]:
         """All that waits, in lists as it would be put again."""
