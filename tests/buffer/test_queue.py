@@ -335,6 +335,25 @@ async def test_a_paced_reader_waits_for_new_experiences_though_old_ones_may_be_r
     assert len(await storage.get(4, 60, step=5)) == 4
 
 
+@pytest.mark.parametrize("is_replayed", [True, False])
+async def test_a_paced_reader_gets_what_a_checkpoint_had_unread(is_replayed: bool):
+    """An explorer that runs a step ahead has written it before."""
+    replay = replaying(0.0) if is_replayed else None
+    before = await queue(replay=replay, is_paced=True)
+    await before.put(group(4, batch=1))
+    await before.get(4, 60, step=1)
+    await before.put(group(4, batch=2))
+    after = await queue(replay=replay, is_paced=True)
+    after.load_state_dict(before.state_dict())
+    await after.acquire()
+    assert {e.eid.batch for e in await asyncio.wait_for(after.get(4, 600, step=2), 60)} == {2}
+    reading = asyncio.create_task(after.get(4, 600, step=3))
+    await asyncio.sleep(0.05)
+    assert not reading.done()
+    await after.put(group(4, batch=3))
+    assert {e.eid.batch for e in await asyncio.wait_for(reading, 60)} == {3}
+
+
 async def test_replay_without_a_cooldown_reads_once():
     storage = await queue(replay=replaying(None))
     await storage.put(group(2))

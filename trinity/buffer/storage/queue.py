@@ -16,7 +16,7 @@ from trinity.algorithm.sample_strategy.base import oldest_version
 from trinity.buffer.storage.base import Storage, Write
 from trinity.buffer.storage.journal import Event, Journal, Outcome, StorageError, outcome
 from trinity.buffer.storage.order import FifoOrder, Item, Order, PriorityOrder, with_uses
-from trinity.buffer.storage.priority import PRIORITY_FUNC
+from trinity.buffer.storage.priority import PRIORITY_FUNC, uses_of
 from trinity.common.config.buffer import ReplayBufferConfig
 from trinity.common.errors import DeadlineError
 from trinity.common.experience import Experience, deserialize_many, serialize_many
@@ -72,6 +72,7 @@ class QueueStorage(Storage):
         self._flushed_until = -1
         self._writes = self._reads = self._next_id = 0
         self._counts = {"written": 0, "read": 0, "dropped": 0}
+        self._num_restored = 0  # that nobody had read yet
         self._last_put = time.monotonic()
 
     def _new_order(self) -> Order:
@@ -192,12 +193,13 @@ class QueueStorage(Storage):
 
     async def _until_written(self, batch_size: int, step: int | None, timeout_s: float) -> None:
         """Hold up a paced reader while it would have more than was written."""
-        if not self._is_paced:
+        if not self._is_paced or self._replay is None:
             return
 
         def is_enough() -> bool:
             wanted = self._counts["read"] + batch_size
-            return wanted <= self._counts["written"] or self._is_final(step)
+            written = self._counts["written"] + self._num_restored
+            return wanted <= written or self._is_final(step)
 
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -310,7 +312,12 @@ class QueueStorage(Storage):
         self._run = state["run"]
         if self._journal is not None:
             self._recover(self._journal, state.get("writes"), state.get("reads"))
-            return
+        else:
+            self._restore(state)
+        waiting = [e for experiences in self._waiting() for e in experiences]
+        self._num_restored = sum(not uses_of(e) for e in waiting)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
         if "unread" not in state:
             raise StorageError(
                 f"The queue {self.name!r} has no path, but had one when the checkpoint was saved: "
