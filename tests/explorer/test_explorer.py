@@ -314,6 +314,18 @@ async def test_an_explorer_with_nothing_left_to_do_waits_for_no_trainer_that_has
     await asyncio.wait_for(scene.explorer.run(), 60)
 
 
+async def test_an_explorer_of_no_trainer_ends_with_its_last_step(tmp_path: Path):
+    scene = Scene(
+        *(2, SyncSchedule(SyncStyle.TRAINER_DRIVEN)),
+        board=FileBoard(tmp_path),
+        has_trainer=False,
+        sync_timeout_s=600,
+    )
+    await asyncio.wait_for(scene.explorer.run(), 60)
+    assert scene.events == ["write 4", "write 4", "closed"]
+    assert [step for role, step, _ in scene.reports if role == "eval"] == [0, 2]
+
+
 async def test_explorer_driven_goes_on_with_old_weights_if_there_are_no_newer():
     scene = Scene(steps=2, schedule=SyncSchedule(SyncStyle.EXPLORER_DRIVEN))
 

@@ -15,6 +15,7 @@ from trinity.common.config import Config
 from trinity.common.config.arithmetic import EXPERT_DATA_RATIO
 from trinity.common.config.buffer import ExperienceBufferConfig
 from trinity.launcher.buffers import Buffers, open_buffers
+from trinity.launcher.build_explorer import _settings as explorer_settings
 from trinity.launcher.plan import RunPlan, make_plan
 
 
@@ -117,7 +118,7 @@ def test_an_explorer_waits_for_no_trainer_where_it_writes_a_file_to_look_at(tmp_
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "a"}\n' * 8)
 
-    def due(kind: str) -> int | None:
+    def due(kind: str) -> tuple[int | None, bool]:
         where = {"name": "seen", "storage_type": kind, "path": str(tmp_path / "seen")}
         taskset = {"path": str(tasks), "default_workflow_type": "simple_workflow"}
         buffer = {
@@ -128,10 +129,10 @@ def test_an_explorer_waits_for_no_trainer_where_it_writes_a_file_to_look_at(tmp_
         root = tmp_path / kind
         grpo = {"algorithm_type": "grpo", "repeat_times": 2}
         plan = plan_of(root, mode="explore", algorithm=grpo, buffer=buffer)
-        return plan.schedule.version_due(3)
+        return plan.schedule.version_due(3), explorer_settings(plan).has_trainer
 
-    assert due("queue") == 3
-    assert due("file") is None
+    assert due("queue") == (3, True)
+    assert due("file") == (None, False)
 
 
 def test_the_share_of_expert_rows_has_one_default() -> None:

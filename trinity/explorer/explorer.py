@@ -85,6 +85,7 @@ class ExplorerSettings:
         detailed_stats: Evaluation also reports max, min and standard deviation.
         metric_prefix: "eval", or "bench" for a benchmark.
         shares_gpus: The trainer works on the engines' GPUs: they sleep while they wait for it.
+        has_trainer: Whether one ever sends weights, so that its last ones are waited for.
         waits_for: What is shown while new weights are waited for.
     """
 
@@ -97,6 +98,7 @@ class ExplorerSettings:
     detailed_stats: bool = False
     metric_prefix: str = "eval"
     shares_gpus: bool = False
+    has_trainer: bool = True
     waits_for: str = "in training"
 
 
@@ -411,7 +413,8 @@ class Explorer:
     async def _finish(self) -> None:
         """Close the writer, take the trainer's last weights and evaluate them."""
         await self.sink.close()
-        await self._take_last_weights()
+        if self.settings.has_trainer:
+            await self._take_last_weights()
         if self.settings.eval_interval and not self._is_stopping:
             await self.evaluate()
 

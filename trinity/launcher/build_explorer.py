@@ -18,7 +18,7 @@ from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import BatchSource, Scheduler, SchedulerSettings
 from trinity.launcher.buffers import Buffers
 from trinity.launcher.build_engine import Served, serve
-from trinity.launcher.plan import RunPlan
+from trinity.launcher.plan import RunPlan, writes_to_look_at
 from trinity.launcher.reporter import Reporter
 from trinity.synchronizer.board import Board
 from trinity.utils import actor
@@ -116,6 +116,7 @@ def _settings(plan: RunPlan) -> ExplorerSettings:
         detailed_stats=config.monitor.detailed_stats,
         metric_prefix="bench" if config.mode is Mode.BENCH else "eval",
         shares_gpus=plan.is_colocated,
+        has_trainer=not writes_to_look_at(config),
         waits_for=ExplorerSettings.waits_for if config.mode.trains else _WAITS_ALONE,
     )
 

@@ -183,7 +183,7 @@ def _schedule(config: Config) -> SyncSchedule:
     rollouts = rollouts_per_step(config)
     is_counted = has_steps and rollouts > 0
     return SyncSchedule(
-        SyncStyle.TRAINER_DRIVEN if _writes_to_look_at(config) else sync.sync_style,
+        SyncStyle.TRAINER_DRIVEN if writes_to_look_at(config) else sync.sync_style,
         sync.explorer_sync_interval or sync.sync_interval,
         sync.trainer_sync_interval or sync.sync_interval,
         sync.sync_offset,
@@ -192,7 +192,7 @@ def _schedule(config: Config) -> SyncSchedule:
     )
 
 
-def _writes_to_look_at(config: Config) -> bool:
+def writes_to_look_at(config: Config) -> bool:
     """Whether no trainer will ever send weights: none reads a file that still grows."""
     output = config.buffer.trainer_input.experience_buffer
     is_file = output is not None and output.storage_type is StorageType.FILE
