@@ -234,6 +234,19 @@ def test_what_contradicts_an_argument_names_it(tmp_path):
     assert found.startswith("argument explorer.over_rollout.ratio = 0.5")
 
 
+@pytest.mark.parametrize("text", ["2024-01-01", "2024-01-01 10:00:00", "'on'", "1_000", "1e-6"])
+def test_an_argument_is_read_as_the_same_text_in_a_file_is(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{yaml.safe_dump(with_edits({}))}\ngroup: {text}\n")
+    in_file = load_config(path).group
+    assert load(tmp_path, {}, [f"group={text}"]).group == in_file != ""
+
+
+def test_an_argument_that_holds_itself_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="alias stands inside"):
+        load(tmp_path, {}, ["buffer.explorer_input.taskset.workflow_args=&a {b: *a}"])
+
+
 def test_a_verdict_has_each_stage_filled_in(tmp_path):
     stages = [{"stage_name": "a", "mode": "explore"}, {"stage_name": "b"}]
     path = write(tmp_path, with_edits({"stages": stages}))

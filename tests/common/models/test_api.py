@@ -173,6 +173,7 @@ def test_only_max_model_len_limits_what_comes_through_the_api():
         ({"max_tokens": 5, "max_completion_tokens": 0}, 400, "max_tokens = 0 is not possible"),
         ({"extra_body": {"min_tokens": -1}}, 400, "min_tokens = -1 is not possible"),
         ({"extra_body": {"top_k": -2}}, 400, "top_k = -2 is not possible"),
+        ({"extra_body": {"top_k": 10**20}}, 400, "top_k = 100000000000000000000 is not possible"),
         ({"top_p": 1.5}, 400, "top_p = 1.5 is not possible"),
         ({"presence_penalty": 1.0}, 400, "presence_penalty: .*not offered"),
         ({"top_logprobs": 3, "logprobs": True}, 400, "top_logprobs"),

@@ -44,6 +44,17 @@ def requests(count, max_tokens=12):
         yield prompt(LENGTHS[number % len(LENGTHS)], number), params
 
 
+@pytest.mark.parametrize(("name", "least"), [("max_batch_tokens", 64), ("max_running", 1)])
+async def test_limits_that_let_no_step_do_anything_are_refused(tmp_path, name, least):
+    folder = model_folder(tmp_path)
+    with pytest.raises(ValueError, match=f"{name} is {least - 1}; it must be at least {least}"):
+        await ready(folder, **{name: least - 1})
+    engine = await ready(folder, **{name: least})
+    [sample] = await engine.sample(prompt(70), SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(sample.token_ids) == 2
+    await engine.close()
+
+
 @HEAD_SIZES
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_same_bits_whatever_else_is_in_the_batch(tmp_path, dtype, head_dim):

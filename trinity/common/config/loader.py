@@ -16,7 +16,7 @@ from trinity.common.config.interpolate import resolve
 from trinity.common.config.old_names import modernise
 from trinity.common.config.plain_values import clean
 from trinity.common.config.root import Config, Source
-from trinity.common.config.source import Tree, read_tree
+from trinity.common.config.source import Tree, parse_value, read_tree
 from trinity.common.errors import ARGUMENT, ConfigError, Problem
 
 
@@ -79,7 +79,7 @@ def apply_override(tree: Tree, override: str) -> list[Problem]:
         fix = "Write overrides as `buffer.batch_size=8`."
         return [Problem(override, "This argument is not of the form `key=value`.", fix)]
     try:
-        value = yaml.safe_load(text) if text.strip() else ""
+        value = parse_value(text) if text.strip() else ""
     except yaml.YAMLError as error:
         return [Problem(key, f"The value is not YAML: {error}", "Quote it.", text)]
     problems = _set(tree.data, key, key.split("."), value)

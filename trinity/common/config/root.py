@@ -162,7 +162,8 @@ class Config(ConfigModel):
         import yaml
 
         data = self.model_dump(mode="json")
-        Path(path).write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+        Path(path).write_text(text, encoding="utf-8")
 
     def flatten(self) -> dict[str, Any]:
         """All leaves by dotted key; list items by their index."""

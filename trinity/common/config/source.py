@@ -65,6 +65,15 @@ def parse_tree(text: str, path: str = "") -> Tree:
     return tree
 
 
+def parse_value(text: str) -> Any:
+    """A value alone, read as it would be in a file; `yaml.YAMLError` if it is none."""
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if node is not None and _loop(node, ()) is not None:
+        raise yaml.YAMLError("the alias stands inside what it is an alias of")
+    return None if node is None else loader.construct_document(node)
+
+
 _BACKTICKS = re.compile(r"^(\s*[\w.]+:\s+)`([^`'\n]*)`", re.MULTILINE)
 _MAPPING_FIX = "Start with a key, such as `mode: both`."
 _TWICE_FIX = "Remove one of the two, or merge what is below them."

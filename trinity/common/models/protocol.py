@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort"]
 
 _MOST = 1e6  # times which float32 still holds every logit
+_MOST_TOKENS = 2**31 - 1  # which every engine can count
 
 _BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n": (lambda n: n >= 1, "at least 1"),
@@ -20,10 +21,13 @@ _BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         f"0 for the most likely token, or from {LEAST_TEMPERATURE} to {_MOST:g}",
     ),
     "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
-    "top_k": (lambda k: k >= -1, "at least 1, or -1 or 0 for all tokens"),
+    "top_k": (
+        lambda k: -1 <= k <= _MOST_TOKENS,
+        f"from 1 to {_MOST_TOKENS}, or -1 or 0 for all tokens",
+    ),
     "min_p": (lambda p: 0 <= p <= 1, "from 0 to 1"),
     "max_tokens": (lambda most: most is None or most >= 1, "at least 1"),
-    "min_tokens": (lambda least: least >= 0, "at least 0"),
+    "min_tokens": (lambda least: 0 <= least <= _MOST_TOKENS, f"from 0 to {_MOST_TOKENS}"),
     "repetition_penalty": (
         lambda penalty: 1 / _MOST <= penalty <= _MOST,
         f"from {1 / _MOST:g} to {_MOST:g}",

@@ -4,18 +4,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trinity.engine.torch.jobs import Job, SampleJob
-from trinity.engine.torch.kv import round_up
+from trinity.engine.torch.kv import TILE, round_up
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What fits into one step and into memory."""
+    """What fits into one step and into memory.
+
+    Raises:
+        ValueError: A step could do nothing, and the engine would never be done.
+    """
 
     max_batch_tokens: int
     max_running: int
     max_kv_bytes: int
     max_kept_bytes: int
     num_threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_batch_tokens", TILE), ("max_running", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
 
     def share(self, share: float) -> "Limits":
         """With that part of the memory."""

@@ -21,7 +21,7 @@ class TorchEngineSettings:
         init_seed: Seed of the random weights of a folder without weights.
         max_model_len: Prompt and response tokens of one sequence; None: what the model allows.
         max_batch_tokens: Prompt tokens computed in one step beside the running samples. Longer
-            prompts are computed in pieces, so that they don't stall the others.
+            prompts are computed in pieces, so that they don't stall the others. At least 64.
         max_running: Samples that decode at the same time.
         kv_cache_bytes: Memory for keys and values; None: 40 % of what is free at the start.
         num_threads: CPU threads of the forward pass; None: as PyTorch decides.
