@@ -354,6 +354,24 @@ async def test_a_paced_reader_gets_what_a_checkpoint_had_unread(is_replayed: boo
     assert {e.eid.batch for e in await asyncio.wait_for(reading, 60)} == {3}
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "sql"])
+async def test_a_command_that_ends_leaves_the_queue_to_the_other_one(kind: str, tmp_path: Path):
+    """Explorer and trainer of two commands each prepare it, and close it at their own end."""
+    storage = await queue(tmp_path, kind)
+    await storage.acquire()
+    await storage.prepare()
+    await storage.put(group(4, batch=1))
+    await storage.release()
+    await storage.close()
+    assert len(await storage.get(3, 60) or []) == 3
+    assert len(await storage.get(3, 60) or []) == 1
+    assert await storage.get(3, 60) is None
+    await storage.close()
+    await storage.prepare()
+    await storage.put(group(4, batch=2))
+    await storage.close()
+
+
 async def test_replay_without_a_cooldown_reads_once():
     storage = await queue(replay=replaying(None))
     await storage.put(group(2))

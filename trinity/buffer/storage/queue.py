@@ -66,6 +66,8 @@ class QueueStorage(Storage):
         self._pool: list[tuple[int, Experience]] = []
         self._changed = asyncio.Condition()
         self._writing = asyncio.Lock()
+        self._opening = asyncio.Lock()
+        self._num_users = 0
         self._num_writers = 0
         self._is_closed = False
         self._is_read = True
@@ -86,10 +88,12 @@ class QueueStorage(Storage):
         )
 
     async def prepare(self) -> None:
-        """Open the journal."""
-        self._log.info("Room for %d experiences.", self._capacity)
-        if self._journal is not None:
-            await asyncio.to_thread(self._journal.open, self._run)
+        """Open the journal, if none of two commands that share the queue has done so."""
+        async with self._opening:
+            self._log.info("Room for %d experiences.", self._capacity)
+            if self._journal is not None and not self._num_users:
+                await asyncio.to_thread(self._journal.open, self._run)
+            self._num_users += 1
 
     async def acquire(self) -> int:
         """One more writer; returns how many there are."""
@@ -382,9 +386,11 @@ class QueueStorage(Storage):
         self._enter(Item(rows, loaded))
 
     async def close(self) -> None:
-        """End: close the journal. Experiences that wait stay in it."""
-        if self._journal is not None:
-            await asyncio.to_thread(self._journal.close)
+        """End: close the journal, once nobody is left. Experiences that wait stay in it."""
+        async with self._opening:
+            self._num_users = max(0, self._num_users - 1)
+            if self._journal is not None and not self._num_users:
+                await asyncio.to_thread(self._journal.close)
 
 
 def _is_stale(experience: Experience, min_version: int) -> bool:
