@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.common import RESULTS, model_folder, write
@@ -93,6 +92,8 @@ class CountingRank(TorchTrainRank):
 
     async def num_graphs(self) -> int:
         """Graphs so far. Steps add none once their kinds of passes have all been seen."""
+        from torch._dynamo.utils import counters  # the rank's own: this class was sent there
+
         return int(counters["stats"]["unique_graphs"])
 
 

@@ -198,8 +198,7 @@ async def main() -> None:
     for compiles in kinds:
         name = "compiled" if compiles else "eager"
         if args.only in (None, "mfu"):
-            # First the long steps: PyTorch's compile helper takes 10 s to start, during which
-            # kernels can be launched at half the pace.
+            # first the long steps: what else the CPUs do at a start holds up short ones more
             result[f"1.5b_4x8k_{name}"] = await utilisation(compiles, 4)
             print(result, flush=True)
             result[f"1.5b_8k_{name}"] = await utilisation(compiles, 1)

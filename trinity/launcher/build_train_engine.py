@@ -151,18 +151,13 @@ def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
         balances_ranks=trainer.balance_batch,
         save_strategy=trainer.save_strategy.value,
         device=plan.device,
-        compiles_layers=_compiles(plan),
+        compiles_layers=plan.device == "cuda" and is_compiled(config),
         trust_remote_code=trainer.trust_remote_code,
         config_overrides=rope_overrides(model),
         chat_template=model.custom_chat_template,
         num_threads=plan.cores,
         log_name=trainer.name,
     )
-
-
-def _compiles(plan: RunPlan) -> bool:
-    """Whether layers are compiled: as asked for, else where it is known to pay."""
-    return plan.device == "cuda" and is_compiled(plan.config, plan.num_ranks)
 
 
 def _verl_rank(config: Config) -> "type[VerlTrainRank]":

@@ -108,12 +108,17 @@ async def test_the_critic_learns_and_comes_back(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "shares_rows"), [(2, 1), (4, 2)])
-async def test_ranks_train_the_critic_as_one_process_does(tmp_path, world_size, shares_rows):
+@pytest.mark.parametrize(
+    ("world_size", "shares_rows", "gathers_once"),
+    [(2, 1, True), (2, 2, True), (4, 2, False)],
+)
+async def test_ranks_train_the_critic_as_one_process_does(
+    tmp_path, world_size, shares_rows, gathers_once
+):
     folder = model_folder(tmp_path / "model")
     single = TorchTrainEngine(with_critic(folder))
     await single.prepare()
-    given = with_critic(folder, sequence_parallel=shares_rows, gathers_once=shares_rows == 1)
+    given = with_critic(folder, sequence_parallel=shares_rows, gathers_once=gathers_once)
     with rank_group(given, world_size) as group:
         await group.prepare()
         for seed in range(2):

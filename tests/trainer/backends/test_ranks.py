@@ -26,10 +26,19 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("world_size", "shares_rows", "tied"),
-    [(2, 1, True), (4, 1, False), (2, 2, False), (4, 2, True), (4, 4, True)],
+    ("world_size", "shares_rows", "tied", "gathers_once"),
+    [
+        (2, 1, True, False),
+        (4, 1, False, True),
+        (2, 2, False, False),
+        (2, 2, True, True),  # in several passes
+        (4, 2, True, True),
+        (4, 4, True, True),
+    ],
 )
-async def test_ranks_compute_what_one_process_does(tmp_path, world_size, shares_rows, tied):
+async def test_ranks_compute_what_one_process_does(
+    tmp_path, world_size, shares_rows, tied, gathers_once
+):
     folder = model_folder(tmp_path / "model", tie_word_embeddings=tied)
     # At Adam's usual eps a weight whose gradients are nearly 0 moves by the sign of their rounding.
     optimizer = OptimizerSettings(lr=1e-3, clip_grad=1.0, eps=1e-6)
@@ -40,7 +49,7 @@ async def test_ranks_compute_what_one_process_does(tmp_path, world_size, shares_
         given,
         sequence_parallel=shares_rows,
         optimizer_offload=not tied,
-        gathers_once=world_size == 4,
+        gathers_once=gathers_once,
         gradient_checkpointing=shares_rows == 2,
         save_strategy="single_thread" if tied else "unrestricted",
     )

@@ -206,11 +206,15 @@ def _logits(config: Config, shape: ModelShape, tokens: int, width: int) -> Part:
     return Part("logits in chunks", most * shape.vocabulary * width + gradient, how)
 
 
-def is_compiled(config: Config, shards: int) -> bool:
-    """Whether layers are compiled, which keeps less of them for the backward pass."""
-    asked = config.trainer.use_torch_compile
-    pays = shards == 1 and not config.model.lora_configs  # as far as is known
-    return config.cluster.gpu_per_node > 0 and (pays if asked is None else asked)
+def is_compiled(config: Config) -> bool:
+    """Whether our trainer compiles layers, which keeps less of them for the backward pass."""
+    trainer = config.trainer
+    if trainer.trainer_type is not TrainerType.TORCH or not config.cluster.gpu_per_node:
+        return False
+    if trainer.use_torch_compile is not None:
+        return trainer.use_torch_compile
+    # where it is known to pay
+    return trainer.ulysses_sequence_parallel_size == 1 and not config.model.lora_configs
 
 
 def _activations(
@@ -229,7 +233,7 @@ def _activations(
 def _layer_bytes(config: Config, shape: ModelShape, width: int, shards: int) -> int:
     """What one layer keeps of one token for the backward pass."""
     if config.cluster.gpu_per_node:
-        return layer_activation_bytes(shape, width, is_compiled(config, shards))
+        return layer_activation_bytes(shape, width, is_compiled(config))
     is_whole = shards == 1 and not config.model.lora_configs
     if width == 2 and is_whole and shape.is_joinable and has_own_products():
         return joined_layer_bytes(shape)

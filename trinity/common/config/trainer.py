@@ -104,7 +104,8 @@ class TrainerConfig(ConfigModel):
 
     use_torch_compile: bool | None = None
     """Compile the model's layers on a GPU: about a quarter more tokens a second, and some ten
-    seconds more for the first step. Unset: where one GPU trains all weights."""
+    seconds more for the first step. Unset: where all weights are trained, and each GPU has rows of
+    its own (`ulysses_sequence_parallel_size` 1)."""
 
     enable_shared_prefix: bool = True
     """Compute the prompt of a group once for all its samples where that is faster."""

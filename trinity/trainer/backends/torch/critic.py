@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
 from trinity.common.models.loading import has_weights
@@ -30,7 +31,11 @@ class Critic(PackedModel):
         self, hidden: Tensor, trained: TrainedTokens, batch: TrainBatch, entropy: bool
     ) -> TokenOutputs:
         score: nn.Module = self.model.get_submodule("score")
-        return TokenOutputs(trained, {"values": score(hidden).squeeze(-1).float()})
+        weights: dict[str, Tensor] = dict(score.named_parameters())
+        if not self.trains_head:
+            weights = {name: weight.detach() for name, weight in weights.items()}
+        values = functional_call(score, weights, (hidden,))
+        return TokenOutputs(trained, {"values": values.squeeze(-1).float()})
 
 
 def load_value_model(

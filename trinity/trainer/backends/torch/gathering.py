@@ -39,16 +39,15 @@ class Gathering:
         self.is_due = False
         """Whether gradients of passes wait to be added up."""
 
-    def before_backward(self, is_last: bool, counts: bool) -> None:
+    def before_backward(self, is_last: bool) -> None:
         """Give what lies outside the layers a gradient on every rank, as summing up demands.
 
         Args:
             is_last: No backward pass of this call is sure to follow.
-            counts: Not so on ranks that compute the same there as another, which share rows.
         """
         for module, name in self._outside:
             parameter = getattr(module, name)
-            if not (counts and parameter.grad is not None):
+            if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         if not self._gathers_once:
             return

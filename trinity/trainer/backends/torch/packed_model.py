@@ -204,6 +204,15 @@ class PackedModel(ABC):
         return self.model.device if self.ranks is None else torch.device(self.ranks.device)
 
     @property
+    def trains_head(self) -> bool:
+        """Whether this rank adds to the gradient of what comes after the last layer.
+
+        Ranks that share rows all compute the same there; one of them counts.
+        """
+        sequence = None if self.ranks is None else self.ranks.sequence
+        return sequence is None or sequence.rank == 0
+
+    @property
     @abstractmethod
     def chunk_size(self) -> int:
         """Tokens whose outputs may be computed together."""
@@ -243,13 +252,9 @@ class PackedModel(ABC):
         return self.ranks.any(has_gradient) or (is_last and self._gathering.is_due)
 
     def before_backward(self, is_last: bool) -> None:
-        """Get ready for a backward pass that all ranks do together; ``is_last`` as above.
-
-        Ranks that share rows have all computed the same outside the layers; one of them counts.
-        """
-        if self.ranks is not None and self._gathering is not None:
-            sequence = self.ranks.sequence
-            self._gathering.before_backward(is_last, sequence is None or sequence.rank == 0)
+        """Get ready for a backward pass that all ranks do together; ``is_last`` as above."""
+        if self._gathering is not None:
+            self._gathering.before_backward(is_last)
 
     def rest(self) -> None:
         """Free what a sharded model has put together."""

@@ -60,10 +60,11 @@ class Policy(PackedModel):
         spec = HeadSpec(self._scale, self._softcap, entropy)
         temperature = sent(self._temperatures(batch, trained.row), hidden.device)
         target = sent(trained.target, hidden.device)
-        logprob, entropies = token_logprobs(hidden, self._weight, target, temperature, spec)
+        weight = self._weight if self.trains_head else self._weight.detach()
+        logprob, entropies = token_logprobs(hidden, weight, target, temperature, spec)
         values = {"logprob": logprob} | ({"entropy": entropies} if entropy else {})
         if entropy and self._scores_entropy and not torch.is_grad_enabled():
-            values["necs"] = expected_entropy_scores(hidden, self._weight, temperature, spec)
+            values["necs"] = expected_entropy_scores(hidden, weight, temperature, spec)
         return TokenOutputs(trained, values)
 
     def _temperatures(self, batch: TrainBatch, row: Tensor) -> Tensor:
