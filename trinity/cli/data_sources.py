@@ -172,8 +172,10 @@ def _tasks(section: TasksetConfig, model: ModelConfig) -> DataSet:
     form = section.format
     has_images = bool(form.image_key or form.video_key)
     chat = _chat(model, has_images) if model.model_path else None
-    cuts = "masked out" if model.enable_prompt_truncation else "the run stops there"
-    limit = model.max_prompt_tokens
+    cuts, limit = "masked out", model.max_prompt_tokens
+    if not model.enable_prompt_truncation:
+        longest = model.max_model_len
+        cuts, limit = "the run stops there", None if longest is None else longest - 1
     is_named = "prompt_key" in section.format.model_fields_set
     return DataSet(
         section.name,

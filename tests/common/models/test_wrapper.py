@@ -125,9 +125,16 @@ async def test_a_long_prompt_gives_masked_experiences(limits):
         assert experience.response_text.startswith("[This experience is masked out")
 
 
-async def test_a_long_prompt_is_an_error_without_truncation():
-    model, _ = wrapper(max_prompt_tokens=10, enable_prompt_truncation=False)
-    with pytest.raises(ValueError, match="more than 10"):
+async def test_a_long_prompt_is_sampled_whole_without_truncation():
+    model, engine = wrapper(["x"], max_prompt_tokens=10, enable_prompt_truncation=False)
+    [found] = await model.chat_async(ASK)
+    assert found.prompt_length == len(engine.prompts[0]) > 10
+    assert found.truncate_status is None and found.action_mask.any()
+
+
+async def test_a_prompt_without_room_for_a_reply_is_an_error_without_truncation():
+    model, _ = wrapper(max_prompt_tokens=10, max_model_len=11, enable_prompt_truncation=False)
+    with pytest.raises(ValueError, match=r"more than 10 \(max_model_len - 1\)"):
         await model.chat_async(ASK)
 
 

@@ -146,7 +146,8 @@ class ModelConfig(ConfigModel):
     """Tokens generated before the end of the text may be sampled."""
 
     enable_prompt_truncation: bool = True
-    """Cut prompts to `max_prompt_tokens`; a cut one is left out of the loss."""
+    """Cut prompts to `max_prompt_tokens`; a cut one is left out of the loss. With false prompts
+    stay whole, and one that `max_model_len` has no room for is a failed run."""
 
     repetition_penalty: float = Field(1.0, gt=0)
     """Divides the logits of tokens seen before; 1 changes nothing."""

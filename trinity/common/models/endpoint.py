@@ -153,9 +153,10 @@ def media(pixels: Tensor | None) -> dict[str, Tensor] | None:
 
 
 def _too_long(length: int, limit: int, is_api: bool) -> str:
+    told = f"The prompt has {length} tokens, more than {limit} (max_model_len - 1)."
     if is_api:
-        return f"The prompt has {length} tokens, more than {limit} (max_model_len - 1)."
+        return told
     return (
-        f"The prompt has {length} tokens, more than {limit} (max_prompt_tokens and max_model_len). "
-        "Raise them, or set enable_prompt_truncation to true to leave such prompts out of training."
+        f"{told} Raise it, or set enable_prompt_truncation to true to leave such prompts out of "
+        "training."
     )

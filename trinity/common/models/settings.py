@@ -16,8 +16,8 @@ class ModelSettings:
         max_prompt_tokens: Longest prompt; None: what ``max_model_len`` leaves.
         max_response_tokens: New tokens of one reply; None: what ``max_model_len`` leaves.
         min_response_tokens: A reply does not end before that many tokens.
-        enable_prompt_truncation: A prompt that is too long gives masked experiences instead of
-            a `ValueError`.
+        enable_prompt_truncation: A prompt that is too long gives masked experiences. Without, it
+            is sampled whole where ``max_model_len`` has room, and is a `ValueError` where not.
         chat_template: Jinja text in place of the tokenizer's own template.
         enable_thinking: Handed to the template, if not None.
         enable_history: Keep every reply for `ModelWrapper.extract_experience_from_history`.
@@ -63,7 +63,7 @@ class ModelSettings:
     @property
     def longest_prompt(self) -> int | None:
         """Tokens of the longest prompt that leaves room for a reply; None: not known here."""
-        limits = [self.max_prompt_tokens]
+        limits = [self.max_prompt_tokens] if self.enable_prompt_truncation else []
         if self.max_model_len is not None:
             limits.append(self.max_model_len - 1)
         return min((limit for limit in limits if limit is not None), default=None)
