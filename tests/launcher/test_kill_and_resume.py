@@ -131,6 +131,8 @@ class Scheduler:
             rows, [TaskStatus(i, True, 1, 0.0, "", [], task) for i, task in enumerate(tasks)], {}
         )
 
+    def stop(self) -> None: ...
+
     async def close(self) -> None: ...
 
 

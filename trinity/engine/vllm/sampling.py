@@ -10,8 +10,6 @@ from vllm.sampling_params import RequestOutputKind
 from trinity.common.models.protocol import FinishReason, SamplingParams
 from trinity.engine.vllm.settings import VLLMEngineSettings
 
-_GREEDY_BELOW = 1e-5  # a temperature
-
 
 def parts(params: SamplingParams, settings: VLLMEngineSettings) -> list[range]:
     """Indices of the samples that make one request of vLLM's each.
@@ -19,7 +17,7 @@ def parts(params: SamplingParams, settings: VLLMEngineSettings) -> list[range]:
     All are one, if none has a seed of its own and nobody follows their tokens. Of greedy ones
     vLLM takes one at a time.
     """
-    is_greedy = params.temperature < _GREEDY_BELOW
+    is_greedy = params.temperature == 0
     if _seed(params, 0, settings) is None and not is_tagged(params, settings) and not is_greedy:
         return [range(params.n)]
     return [range(index, index + 1) for index in range(params.n)]
