@@ -43,6 +43,12 @@ def test_weights_survive_files(tmp_path: Path) -> None:
         assert file.metadata() == {"digest": ticket.digest}
 
 
+def test_who_may_read_the_folder_may_read_the_weights(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    file = Path(str(CheckpointChannel(tmp_path).send(1, weights().items()).payload))
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+
+
 def test_old_versions_are_dropped_and_foreign_folders_left(tmp_path: Path) -> None:
     (tmp_path / "weights_of_mine").mkdir()
     (tmp_path / "weights_9_backup").mkdir()

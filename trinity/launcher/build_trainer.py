@@ -137,6 +137,7 @@ def _channel(plan: RunPlan) -> WeightChannel | None:
             timeout_s=min(sync.sync_timeout, _PEER_TIMEOUT_S),
             copies=not is_ours,
             sends_delta=sync.delta,
+            log_name=config.trainer.name,
         )
     if sync.sync_method is SyncMethod.MEMORY:
         return MemoryChannel()

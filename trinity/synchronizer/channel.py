@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trinity.common.models.protocol import WeightTicket
 from trinity.utils import actor
 from trinity.utils.digest import weights_digest
+from trinity.utils.tensor_files import save_tensors
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
@@ -119,10 +119,9 @@ class CheckpointChannel:
         target = self._folder / f"weights_{version}"
         aside = Path(tempfile.mkdtemp(prefix=".saving_", dir=self._folder))
         try:
-            save_file(named, aside / "model.safetensors", metadata={"digest": digest})
-            if (
-                target.exists()
-            ):  # of an earlier run; out of the way first, a folder can't replace it
+            aside.chmod(self._folder.stat().st_mode)  # an explorer of another user reads it too
+            save_tensors(named, aside / "model.safetensors", {"digest": digest})
+            if target.exists():  # of an earlier run: a folder can't replace it
                 target.rename(aside / "replaced")
             aside.rename(target)
         except BaseException:

@@ -73,6 +73,7 @@ class NCCLChannel:
             next step changes them.
         copies: Send copies: nobody calls `before_change`, and the weights may be the model's own.
         sends_delta: Send what changed to who has the version before.
+        log_name: Of the log that tells of engines which ask.
         group: First part of the groups' names.
         timeout_s: How long one end waits for the other.
     """
@@ -88,9 +89,11 @@ class NCCLChannel:
         bucket_bytes: int = _BUCKET_BYTES,
         copies: bool = False,
         sends_delta: bool = False,
+        log_name: str = "trainer",
     ) -> None:
         self._copies = copies
         self._sends_delta = sends_delta
+        self._log_name = log_name
         self._num_engines = num_engines
         self._is_live = is_live
         self._group = group
@@ -104,7 +107,12 @@ class NCCLChannel:
         if self._sender is None:
             device = named[0][1].device
             self._sender = _Sender(
-                device, self._group, self._timeout_s, self._bucket_bytes, self._sends_delta
+                device,
+                self._group,
+                self._timeout_s,
+                self._bucket_bytes,
+                self._sends_delta,
+                self._log_name,
             )
         entries = [describe(name, tensor) for name, tensor in named]
         self._sender.offer(version, [tensor for _, tensor in named], entries)
@@ -140,6 +148,7 @@ class _Sender:
         timeout_s: float,
         bucket_bytes: int,
         sends_delta: bool,
+        log_name: str,
     ) -> None:
         self.host = own_host()
         self._server = dist.TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
@@ -157,7 +166,7 @@ class _Sender:
         self._is_aside = False
         self._before = _Before(bucket_bytes) if sends_delta else None
         self._links: dict[str, tuple[str, Link]] = {}  # by engine, with the name of the group
-        self._logger = get_logger("trainer")
+        self._logger = get_logger(log_name)
         self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
         self._thread.start()
 
