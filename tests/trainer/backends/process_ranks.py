@@ -46,18 +46,25 @@ def _serve(
 
 
 class _StandIn:
+    """One call after the other: who gives up on one leaves its answer to none of the next."""
+
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._turn = asyncio.Lock()
 
     def __getattr__(self, name: str):
         async def call(*args):
-            self._pipe.send((name, args))
-            value, error = await asyncio.to_thread(self._pipe.recv)
-            if error is not None:
-                raise error
-            return value
+            return await asyncio.shield(self._exchange(name, args))
 
         return call
+
+    async def _exchange(self, name: str, args: tuple[object, ...]) -> object:
+        async with self._turn:
+            self._pipe.send((name, args))
+            value, error = await asyncio.to_thread(self._pipe.recv)
+        if error is not None:
+            raise error
+        return value
 
 
 @contextmanager
