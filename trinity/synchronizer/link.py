@@ -23,6 +23,7 @@ Load = Callable[[Named], None]
 Patch = Callable[[Named, Named], None]
 
 _SPIN_S = 0.0005
+_FIRST = -1  # priority of a CUDA stream: an engine waits, and the trainer's next step need not
 _WATCHDOGS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
 
 
@@ -40,7 +41,7 @@ class Link:
         self._timeout_s = timeout_s
         self._patcher = Patcher()
         self._group = _process_group(dist.PrefixStore(name, store), rank, size, device, timeout_s)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device, _FIRST) if device.type == "cuda" else None
         self._buffers: list[Tensor] = []
 
     def send(self, weights: Sequence[Tensor], buckets: Sequence[Bucket], ready: Any) -> str:
@@ -179,7 +180,7 @@ def _process_group(store: Any, rank: int, size: int, device: torch.device, timeo
     timeout = timedelta(seconds=timeout_s)
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, rank, size, timeout)
-    options = dist.ProcessGroupNCCL.Options()
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = 2 * timeout
     with torch.cuda.device(device), _surviving():
         return dist.ProcessGroupNCCL(store, rank, size, options)
