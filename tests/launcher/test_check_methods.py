@@ -2,6 +2,7 @@
 
 import pytest
 
+from trinity.algorithm import POLICY_LOSS_FN, PolicyLossFn
 from trinity.common.config import Config, derive
 from trinity.launcher.check_methods import method_problems
 
@@ -39,3 +40,23 @@ def test_a_misspelt_argument_of_an_operator() -> None:
     [(key, text)] = found.items()
     assert key == "data_processor.experience_pipeline.operators.0.args.thresold"
     assert "Did you mean `threshold`?" in text
+
+
+def test_arguments_of_another_type_are_told_of_plugins_too() -> None:
+    class Mine(PolicyLossFn):
+        def __init__(self, betas: tuple[float, float] = (0, 1), own=None, later: "int" = 1) -> None:
+            """Only what is annotated is judged."""
+
+    POLICY_LOSS_FN.register_module("of_a_test_with_types")(Mine)
+
+    def told(**arguments: object) -> dict[str, str]:
+        algorithm = {"policy_loss_fn": "of_a_test_with_types", "policy_loss_fn_args": arguments}
+        return problems(algorithm=algorithm)
+
+    assert told(betas=[1, 0.5], own={"any": "thing"}, later=2) == {}
+    key = "algorithm.policy_loss_fn_args"
+    found = told(betas=[1, "x"], own="x", later="two")
+    assert found == {
+        f"{key}.betas.1": "This must be a number. Write a number, such as `0.1` or `1e-6`.",
+        f"{key}.later": "This must be a whole number. Write digits only, such as `8`.",
+    }

@@ -7,33 +7,48 @@ import pytest
 from trinity import algorithm
 from trinity.algorithm.rollout_correction import RolloutCorrection
 from trinity.buffer.operators import EXPERIENCE_OPERATORS
+from trinity.buffer.storage.priority import PRIORITY_FUNC
 from trinity.common.config import Config
+from trinity.common.config.argument_types import parameters_of_callable
 from trinity.common.config.check import find_problems
 from trinity.common.config.check_algorithm import METHOD_REGISTRIES
 from trinity.common.config.names import table_of
 from trinity.common.config.signatures import parameters_of
+from trinity.common.rewards import REWARD_FUNCTIONS
+from trinity.utils.registry import Registry
 
-OPERATORS = "EXPERIENCE_OPERATORS"
-ENTRIES = [
-    (registry, name)
-    for registry in (*dict.fromkeys(METHOD_REGISTRIES.values()), OPERATORS)
-    for name in table_of(registry)
-]
+REGISTRIES: dict[str, Registry] = {
+    **{name: getattr(algorithm, name) for name in METHOD_REGISTRIES.values()},
+    "EXPERIENCE_OPERATORS": EXPERIENCE_OPERATORS,
+    "PRIORITY_FUNC": PRIORITY_FUNC,
+    "REWARD_FUNCTIONS": REWARD_FUNCTIONS,
+}
+ENTRIES = [(registry, name) for registry in REGISTRIES for name in table_of(registry)]
+ELSEWHERE = {"answer_parser", "auxiliary", "operators", "reader", "service_config"}
+"""Arguments whose types are not written out where they are used."""
 
 
 @pytest.mark.parametrize(("registry", "name"), ENTRIES)
 def test_the_arguments_are_those_of_the_class(registry: str, name: str) -> None:
-    entries = EXPERIENCE_OPERATORS if registry == OPERATORS else getattr(algorithm, registry)
-    entry = entries.get(name)
+    entry = REGISTRIES[registry].get(name)
     signature = inspect.signature(entry).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature)
     is_open = takes_any or hasattr(entry.__init__, "__signature__")
     wanted = None if is_open else tuple(parameter.name for parameter in signature)
-    assert parameters_of(registry, name) == wanted
+    found = parameters_of(registry, name)
+    assert found is None if wanted is None else found is not None and tuple(found) == wanted
+
+
+@pytest.mark.parametrize(("registry", "name"), ENTRIES)
+def test_their_types_are_those_of_the_class(registry: str, name: str) -> None:
+    found = parameters_of(registry, name) or {}
+    imported = parameters_of_callable(REGISTRIES[registry].get(name)) or {}
+    for argument in found.keys() - ELSEWHERE:
+        assert found[argument] == imported[argument], argument
 
 
 def test_misspelt_arguments_of_the_correction_are_told() -> None:
-    right = dict.fromkeys(inspect.signature(RolloutCorrection).parameters, 2.0)
+    right = {p.name: p.default for p in inspect.signature(RolloutCorrection).parameters.values()}
     algorithm = {"rollout_correction": {**right, "rollout_iss": "token"}}
     config = Config.model_validate({"algorithm": algorithm})
     key = "algorithm.rollout_correction"

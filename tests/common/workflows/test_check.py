@@ -39,6 +39,15 @@ def test_what_fits_has_no_problems():
             "reward_fn_args",
             "'coef'",
         ),
+        (
+            {
+                "default_workflow_type": "math_workflow",
+                "default_reward_fn_type": "math_reward",
+                "reward_fn_args": {"format_score_coef": "high"},
+            },
+            "reward_fn_args.format_score_coef",
+            "must be a number",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told(values, key, text):

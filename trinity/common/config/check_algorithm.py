@@ -110,7 +110,7 @@ def _expert_data(case: Case) -> Iterator[Problem]:
         return
     args = algorithm.sample_strategy_args or {}
     share = args.get("expert_data_ratio", EXPERT_DATA_RATIO)
-    if not isinstance(share, int | float) or not 0 <= share <= 1:
+    if isinstance(share, int | float) and not 0 <= share <= 1:
         key = "algorithm.sample_strategy_args.expert_data_ratio"
         yield Problem(key, "A share lies from 0 to 1.", "Write a number, such as `0.5`.", share)
     name = str(args.get("sft_dataset_name", "sft_dataset"))

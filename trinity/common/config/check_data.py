@@ -52,7 +52,8 @@ def _makes_tasks(case: Case) -> bool:
     return pipeline is not None and pipeline.output is not None
 
 
-def _each_taskset(case: Case) -> Iterator[Problem]:
+def tasksets_of(case: Case) -> Iterator[tuple[str, str, TasksetConfig]]:
+    """Key of each taskset of a run as filled in, its key as written, and itself."""
     if not case.config.mode.explores:
         return
     tasks = case.config.buffer.explorer_input
@@ -60,13 +61,17 @@ def _each_taskset(case: Case) -> Iterator[Problem]:
     for kind in ("tasksets", "eval_tasksets"):
         for index, taskset in enumerate(getattr(tasks, kind)):
             key = f"{INPUT}.{kind}.{index}"
-            shown = f"{INPUT}.taskset" if single and kind == "tasksets" else key
-            for problem in _taskset(case, key, taskset):
-                yield _renamed(problem, key, shown)
-            is_eval = kind == "eval_tasksets"
-            for registry, names in _NAMED_AT[is_eval].items():
-                for problem in case.unknown(f"{key}.{names[0]}", registry):
-                    yield _renamed(problem, f"{key}.{names[0]}", _written_at(case, shown, names))
+            yield key, f"{INPUT}.taskset" if single and kind == "tasksets" else key, taskset
+
+
+def _each_taskset(case: Case) -> Iterator[Problem]:
+    for key, shown, taskset in tasksets_of(case):
+        for problem in _taskset(case, key, taskset):
+            yield _renamed(problem, key, shown)
+        is_eval = key.startswith(f"{INPUT}.eval_tasksets")
+        for registry, names in _NAMED_AT[is_eval].items():
+            for problem in case.unknown(f"{key}.{names[0]}", registry):
+                yield _renamed(problem, f"{key}.{names[0]}", _written_at(case, shown, names))
 
 
 def _written_at(case: Case, key: str, names: tuple[str, ...]) -> str:

@@ -30,6 +30,8 @@ _TYPE_WORDS = {
     "model_type": "a section with keys",
     "model_attributes_type": "a section with keys",
     "tuple_type": "a list",
+    "sequence_str": "a list",
+    "mapping_type": "a mapping of keys to values",
 }
 _EXAMPLES = {
     "a whole number": "Write digits only, such as `8`.",
@@ -103,7 +105,7 @@ def _problem(place: tuple[int | str, ...], item: Any) -> Problem:
     if kind == "value_error":  # of our own validators: what is wrong, then what to do
         message, _, fix = str(context["error"]).partition(". ")
         return Problem(key, f"{message}.", fix, value)
-    wanted = _TYPE_WORDS.get(kind)
+    wanted = "a list" if context.get("class") == "Sequence" else _TYPE_WORDS.get(kind)
     if wanted is None:
         return Problem(key, f"{item['msg']}.", "See docs/configuration.md.", value)
     return Problem(key, f"This must be {wanted}.", _EXAMPLES[wanted], value)

@@ -60,7 +60,9 @@ def builtin_names() -> Names:
 @cache
 def table_of(registry: str) -> Mapping[str, str]:
     """Name -> dotted path of what ships with trinity; "" where the path is not written out."""
-    values = dict(_assignments(parse(PACKAGE / _HOMES[registry])))
+    home = PACKAGE / _HOMES[registry]
+    module = ".".join(home.relative_to(PACKAGE.parent).with_suffix("").parts)
+    values = {"__name__": ast.Constant(module), **dict(_assignments(parse(home)))}
     call = values.get(registry)
     if not isinstance(call, ast.Call):
         return {}

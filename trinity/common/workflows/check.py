@@ -1,11 +1,12 @@
 """Whether a taskset's workflow and reward can work, before anything starts."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from trinity.common.config.argument_types import parameters_of_callable, type_problems
 from trinity.common.config.buffer import TasksetConfig
 from trinity.common.errors import MissingExtraError, Problem
-from trinity.common.rewards import REWARD_FUNCTIONS, make_scorer
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardPolicy, make_scorer
 from trinity.common.workflows.names import WORKFLOWS
 from trinity.common.workflows.simple import BaseSimpleWorkflow, SimpleWorkflow
 from trinity.common.workflows.workflow import Workflow
@@ -64,12 +65,25 @@ def _reward_problems(taskset: TasksetConfig, workflow: type[Workflow] | None) ->
             f"Name one of {', '.join(REWARD_FUNCTIONS.names())}, or one of your plugins.",
         )
     if name:
+        mistyped = list(_mistyped(name, taskset.reward_fn_args))
+        yield from mistyped
+        if mistyped:
+            return
         try:
             make_scorer(name, taskset.reward_fn_args)
         except (TypeError, ValueError) as error:
             yield Problem(
                 "reward_fn_args", f"{str(error).rstrip('.')}.", value=taskset.reward_fn_args or None
             )
+
+
+def _mistyped(reward_fn: str, args: Mapping[str, object]) -> Iterator[Problem]:
+    """Of plugins too: `trinity.common.config.check_arguments` sees what is built in."""
+    for entry in (RewardPolicy, REWARD_FUNCTIONS.get(reward_fn)):
+        taken = (parameters_of_callable(entry) if isinstance(entry, type) else None) or {}
+        for argument in args.keys() & taken.keys():
+            key = f"reward_fn_args.{argument}"
+            yield from type_problems(key, args[argument], taken[argument])
 
 
 def _needs_reward(workflow: type[BaseSimpleWorkflow]) -> bool:

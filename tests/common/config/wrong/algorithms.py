@@ -10,6 +10,36 @@ MIX = {
 
 CASES = [
     at("one sample with GRPO", "algorithm.repeat_times", 1, "8", 8),
+    *(
+        at(f"a text for {key}", f"algorithm.{key}", value, "Write a number", right)
+        for key, value, right in (
+            ("policy_loss_fn_args.clip_range", "abc", 0.2),
+            ("policy_loss_fn_args.clip_range_low", "0.2", 0.2),
+            ("kl_loss_fn_args.kl_coef", "small", 1),
+            ("kl_penalty_fn_args.kl_coef", [0.1], 0.1),
+            ("entropy_loss_fn_args.entropy_coef", "tiny", 1e-6),
+            ("advantage_fn_args.std_threshold", "none", None),
+            ("rollout_correction.rollout_is_threshold", "two", 2),
+        )
+    ),
+    at("a word for true", "algorithm.kl_loss_fn_args.adaptive", "yes", "`true` or `false`", True),
+    at(
+        "a word that no method knows",
+        "algorithm.advantage_fn_args.std_cal_level",
+        "grop",
+        "Did you mean `group`?",
+        "group",
+    ),
+    Wrong(
+        "half a row",
+        {"algorithm": {"algorithm_type": "jsd", "advantage_fn_args": {"chunk_size": 1.5}}},
+        "algorithm.advantage_fn_args.chunk_size",
+        "digits only",
+        {
+            "algorithm.advantage_fn_args": {"chunk_size": 8.0},
+            "explorer.auxiliary_models": [{"model_path": "/teacher"}],
+        },
+    ),
     Wrong(
         "three samples with DPO",
         {**SFT, "algorithm": {"algorithm_type": "dpo", "repeat_times": 3}},
@@ -49,7 +79,7 @@ CASES = [
         "a share of expert data that is none",
         {**MIX, "algorithm.sample_strategy_args": {"expert_data_ratio": "half"}},
         "algorithm.sample_strategy_args.expert_data_ratio",
-        "such as `0.5`",
+        "such as `0.1`",
         {"algorithm.sample_strategy_args": {"expert_data_ratio": 0.5}},
     ),
     Wrong(

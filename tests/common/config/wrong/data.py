@@ -3,6 +3,8 @@
 from tests.common.config.files import DROP
 from tests.common.config.wrong.case import EXPERIENCES, TASKSET, Wrong, at
 
+OPERATORS = "data_processor.experience_pipeline.operators"
+
 CASES = [
     Wrong(
         "experiences that are to go to two places",
@@ -66,5 +68,56 @@ CASES = [
         "buffer.trainer_input.auxiliary_buffers.a.name",
         "another name",
         {"buffer.trainer_input.auxiliary_buffers.a.name": "more"},
+    ),
+    *(
+        Wrong(
+            f"a reward with {argument}: {value}",
+            {
+                f"{TASKSET}.default_reward_fn_type": "math_reward",
+                f"{TASKSET}.reward_fn_args": {argument: value},
+            },
+            f"{TASKSET}.reward_fn_args.{argument}",
+            says,
+            {f"{TASKSET}.reward_fn_args": {argument: right}},
+        )
+        for argument, value, says, right in (
+            ("format_score_coef", "abc", "Write a number", 1),
+            ("timeout_s", "a minute", "Write a number", 60),
+            ("on_error", "rase", "Did you mean `raise`?", "raise"),
+        )
+    ),
+    Wrong(
+        "an argument that no reward takes",
+        {
+            f"{TASKSET}.default_reward_fn_type": "math_reward",
+            f"{TASKSET}.reward_fn_args": {"format_scor_coef": 1},
+        },
+        f"{TASKSET}.reward_fn_args.format_scor_coef",
+        "Did you mean `format_score_coef`?",
+        {f"{TASKSET}.reward_fn_args": {"format_score_coef": 1}},
+    ),
+    Wrong(
+        "how a reward that is no part of trinity is called",
+        {
+            f"{TASKSET}.default_reward_fn_type": "mine.Reward",
+            f"{TASKSET}.reward_fn_args": {"max_retries": "often", "own": "anything"},
+        },
+        f"{TASKSET}.reward_fn_args.max_retries",
+        "digits only",
+        {f"{TASKSET}.reward_fn_args.max_retries": 3},
+    ),
+    Wrong(
+        "operators that take other arguments",
+        {OPERATORS: [{"name": "reward_shaping_mapper", "args": {"reward_shaping_configs": 3}}]},
+        f"{OPERATORS}.0.args.reward_shaping_configs",
+        "one item a line",
+        {f"{OPERATORS}.0.args": {"reward_shaping_configs": []}},
+    ),
+    Wrong(
+        "a decay that is no number",
+        {f"{EXPERIENCES}.replay_buffer": {"enable": True, "priority_fn_args": {"decay": "slow"}}},
+        f"{EXPERIENCES}.replay_buffer.priority_fn_args.decay",
+        "Write a number",
+        {f"{EXPERIENCES}.replay_buffer.priority_fn_args": {"decay": 2}},
     ),
 ]
