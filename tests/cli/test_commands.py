@@ -209,3 +209,11 @@ def test_dlc_needs_a_job_and_no_other_cluster(file, monkeypatch, override, told)
     assert result.returncode != 0
     assert told in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_explain_breaks_no_key_on_a_narrow_terminal(file, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = trinity("explain", str(file)).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    for key in ("ppo_micro_batch_size_per_gpu", "trainer.max_token_len_per_gpu"):
+        assert f" {key} " in shown

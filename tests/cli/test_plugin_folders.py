@@ -71,3 +71,12 @@ def test_a_plugin_that_raises_shows_its_own_lines_alone(file: str, tmp_path: Pat
     frames = [line for line in result.stderr.splitlines() if line.startswith("  File")]
     assert [Path(line.split('"')[1]).name for line in frames] == ["a_mine.py", "helper.py"]
     assert result.stderr.splitlines()[-1] == "KeyError: 'missing'"
+
+
+def test_a_folder_without_the_plugin_is_told_by_what_it_holds(file: str, tmp_path: Path) -> None:
+    key = "buffer.explorer_input.default_workflow_type"
+    command = ["validate", file, f"{key}=mine", "--plugin-dir", str(tmp_path)]
+    (tmp_path / "rewards.py").write_text("")
+    assert f"The plugins in {tmp_path} register no workflow: correct" in trinity(*command).stderr
+    (tmp_path / "other.py").write_text('WORKFLOWS.register_module("theirs")\n')
+    assert f"The plugins in {tmp_path} register only theirs: correct" in trinity(*command).stderr

@@ -114,6 +114,24 @@ def test_expert_rows_of_a_step_are_not_waited_for_from_the_explorer(tmp_path: Pa
         assert open_buffers(plan, lambda text: None).total_train_steps(plan.config) == 10
 
 
+def test_steps_are_counted_of_tasksets_with_other_numbers_of_samples(tmp_path: Path) -> None:
+    tasksets = []
+    for size, repeats in ((10, 4), (30, 8)):
+        path = tmp_path / f"{size}.jsonl"
+        path.write_text('{"prompt": "a"}\n' * size)
+        tasksets.append(
+            {
+                "path": str(path),
+                "repeat_times": repeats,
+                "default_workflow_type": "simple_workflow",
+            }
+        )
+    buffer = {"batch_size": 4, "train_batch_size": 28, "explorer_input": {"tasksets": tasksets}}
+    plan = plan_of(tmp_path, buffer=buffer)
+    found = open_buffers(plan, lambda text: None)
+    assert found.total_train_steps(plan.config) == (10 * 4 + 30 * 8) // 28
+
+
 def test_an_explorer_waits_for_no_trainer_where_it_writes_a_file_to_look_at(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "a"}\n' * 8)

@@ -93,3 +93,11 @@ def test_a_trainer_that_shares_its_gpus_says_so() -> None:
 
 def rows_of(plan: RunPlan) -> list[tuple[object, ...]]:
     return list(zip(*(column.cells for column in _table(plan).columns), strict=True))
+
+
+def test_a_step_of_tasksets_with_other_numbers_of_samples_is_a_span() -> None:
+    tasksets = [{"path": "/a", "repeat_times": 4}, {"path": "/b", "repeat_times": 16}]
+    output = io.StringIO()
+    plan = cpu_plan(buffer={"batch_size": 100, "explorer_input": {"tasksets": tasksets}})
+    show_plan(plan, Screen(Console(file=output, width=200)))
+    assert "a step: 100 prompts x 4 to 16 samples = 400 to 1,600, at most" in output.getvalue()

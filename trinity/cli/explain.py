@@ -31,17 +31,16 @@ def command(
     from rich.console import Console
 
     from trinity.cli.explanation import explain_stage
-    from trinity.common.config import iterate_stages
     from trinity.common.config.validate import validate_file
     from trinity.common.errors import ConfigError
 
     file, overrides = file_and_overrides(config, arguments)
-    loaded, problems, _ = validate_file(file, overrides, find_plugin_folders(plugin_dir))
-    if problems or loaded is None:
-        raise ConfigError(problems, str(file))
+    verdict = validate_file(file, overrides, find_plugin_folders(plugin_dir))
+    if verdict.problems:
+        raise ConfigError(verdict.problems, str(file))
     console = Console(highlight=False)
-    for name, stage in iterate_stages(loaded):
-        _show(console, explain_stage(name, stage, gpu_memory * 2**30))
+    for stage in verdict.cases:
+        _show(console, explain_stage(stage, gpu_memory * 2**30))
 
 
 def _show(console: Console, explanation: Explanation) -> None:
@@ -57,21 +56,23 @@ def _show(console: Console, explanation: Explanation) -> None:
     console.print(_table("who runs where", ("part", "GPUs", "what"), explanation.places))
     for title, parts in explanation.memory.items():
         console.print(_memory_table(title, parts))
-    console.print(
-        _table("checkpoints", ("what", "size or number", "from"), explanation.checkpoints)
-    )
+    columns = ("what", "size or number", "from")
+    console.print(_table("checkpoints", columns, explanation.checkpoints))
     for note in explanation.notes:
         console.print(Text(f"- {note}"))
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    """``rows`` below ``columns``, of which the second holds numbers."""
     from rich.table import Table
     from rich.text import Text
 
+    from trinity.cli.columns import column_widths
+
     table = Table(title=title, title_justify="left", title_style="bold")
-    for index, column in enumerate(columns):
-        is_number = index == 1 and len(columns) == 3
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for index, width in enumerate(column_widths([columns, *rows])):
+        table.add_column(columns[index], overflow="fold", width=width)
+    table.columns[1].justify = "right"
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

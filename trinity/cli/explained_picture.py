@@ -1,6 +1,5 @@
 """The picture of a run that `trinity explain` draws."""
 
-from trinity.cli.explained_words import number
 from trinity.common.config import Config, GPUSplit
 from trinity.common.config.arithmetic import Arithmetic
 from trinity.common.constants import Mode
@@ -19,7 +18,7 @@ def picture(config: Config, numbers: Arithmetic, split: GPUSplit) -> str:
         lines.append(f"                  --[{numbers.experiences} experiences]--> {where}")
         return "\n".join(lines)
     trainer = counted(split.trainer, "GPU") if split.total else "1 process"
-    steps = number(numbers.steps_per_explorer_step)
+    steps = numbers.steps_per_explorer_step
     sync = config.synchronizer
     travel = f"weights, {sync.sync_method}, {every(sync.sync_interval)}"
     lines += [

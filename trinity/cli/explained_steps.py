@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from trinity.cli.explained_words import Row, is_at_service, number
+from trinity.cli.explained_words import Row, is_at_service
 from trinity.common.config import Config
 from trinity.common.config.arithmetic import Arithmetic
 from trinity.common.config.training import training_settings
-from trinity.utils.words import counted, every
+from trinity.utils.words import counted, every, number
 
 
 def step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
@@ -16,10 +16,10 @@ def step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
         prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
         rows += [
             ("tasks an explorer step", number(numbers.tasks), "buffer.batch_size"),
-            ("samples a task", number(numbers.samples), _repeats_from(config)),
+            ("samples a task", str(numbers.samples), _repeats_from(config)),
             (
                 "experiences an explorer step",
-                number(numbers.experiences),
+                str(numbers.experiences),
                 f"{numbers.tasks} x {numbers.samples}",
             ),
             (
@@ -30,7 +30,7 @@ def step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
             (
                 "sampled tokens, at most",
                 number(numbers.response_tokens),
-                f"{numbers.experiences} x {response} (model.max_response_tokens)",
+                f"{number(numbers.experiences.most)} x {response} (model.max_response_tokens)",
             ),
         ]
     if config.mode.trains:
@@ -47,12 +47,12 @@ def step_rows(config: Config, numbers: Arithmetic) -> list[Row]:
 
 def _repeats_from(config: Config) -> str:
     usual = config.algorithm.repeat_times or 1
-    is_usual = config.samples_per_task == usual
-    return "algorithm.repeat_times" if is_usual else "repeat_times of the taskset"
+    is_usual = config.sample_span == (usual, usual)
+    return "algorithm.repeat_times" if is_usual else "repeat_times of the tasksets"
 
 
 def _train_rows(config: Config, numbers: Arithmetic) -> list[Row]:
-    updates = numbers.steps_per_explorer_step * numbers.epochs
+    updates = numbers.steps_per_explorer_step.times(numbers.epochs)
     each = "explorer step" if config.mode.pairs else "training step"
     rows: list[Row] = [
         ("experiences a training step", number(numbers.train_batch), "buffer.train_batch_size"),
@@ -63,8 +63,8 @@ def _train_rows(config: Config, numbers: Arithmetic) -> list[Row]:
         ),
         (
             f"optimizer updates an {each}" if config.mode.pairs else f"optimizer updates a {each}",
-            number(updates),
-            f"{number(numbers.steps_per_explorer_step)} training steps x "
+            str(updates),
+            f"{numbers.steps_per_explorer_step} training steps x "
             f"{counted(numbers.epochs, 'epoch')}",
         ),
     ]

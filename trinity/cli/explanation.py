@@ -5,22 +5,20 @@ Of its own are where the parts run and what memory they take; the rest is in `ex
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trinity.cli.explained_checkpoints import checkpoint_counts, checkpoint_rows
 from trinity.cli.explained_picture import picture
 from trinity.cli.explained_steps import batch_rows, step_rows
 from trinity.cli.explained_words import Row, is_at_service
-from trinity.common.config import Config, GPUSplit, derive, split_gpus
-from trinity.common.config.advice import find_advice
+from trinity.common.config import Config, GPUSplit, split_gpus
+from trinity.common.config.advice import advice_of
 from trinity.common.config.arithmetic import arithmetic_of
+from trinity.common.config.case import Case
 from trinity.common.config.gpus import gpus_per_engine
 from trinity.common.config.inference_model import InferenceModelConfig
-from trinity.common.config.memory import (
-    engine_memory,
-    shards_of,
-    trainer_memory,
-)
+from trinity.common.config.memory import engine_memory, shards_of, trainer_memory
 from trinity.common.config.memory_parts import Part, micro_batch_tokens
 from trinity.common.config.shape import ModelShape, find_shape
 from trinity.common.config.training import training_settings
@@ -43,9 +41,9 @@ class Explanation:
     notes: list[str] = field(default_factory=list)
 
 
-def explain_stage(name: str, config: Config, gpu_bytes: float) -> Explanation:
+def explain_stage(stage: Case, gpu_bytes: float) -> Explanation:
     """All about one stage. ``gpu_bytes`` is the memory of one GPU."""
-    filled = derive(config).config
+    filled = stage.config
     cluster = filled.cluster
     nodes = max(cluster.node_num, 1) if cluster.gpu_per_node else 0
     split = split_gpus(filled, nodes, cluster.gpu_per_node)
@@ -68,7 +66,7 @@ def explain_stage(name: str, config: Config, gpu_bytes: float) -> Explanation:
     else:
         _add_memory(explanation, filled, split, shape, gpu_bytes)
         explanation.checkpoints = checkpoint_rows(filled, shape)
-    explanation.notes += _notes(config, filled)
+    explanation.notes += [*advice_of([stage]), *_notes(filled)]
     return explanation
 
 
@@ -173,12 +171,8 @@ _RELIEF = {
 }
 
 
-def _notes(config: Config, filled: Config) -> list[str]:
-    notes = find_advice(config)
-    longest = filled.model.max_model_len or 0
-    if filled.mode.trains and longest and not is_at_service(filled):
-        held = micro_batch_tokens(filled, training_settings(filled).actor)
-        notes.append(
-            f"One pass holds up to {held:,} tokens; the longest experience has {longest:,}."
-        )
-    return notes
+def _notes(config: Config) -> Iterator[str]:
+    longest = config.model.max_model_len or 0
+    if config.mode.trains and longest and not is_at_service(config):
+        held = micro_batch_tokens(config, training_settings(config).actor)
+        yield f"One pass holds up to {held:,} tokens; the longest experience has {longest:,}."

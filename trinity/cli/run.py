@@ -109,8 +109,9 @@ def _make_importable(folder: str) -> None:
 
 def _replacements(replaced: Sequence[Replacement]) -> Table:
     table = Table(title="--cpu replaces")
-    for column in ("key", "by the file", "on this run"):
-        table.add_column(column, overflow="fold")
+    table.add_column("key", no_wrap=True)
+    table.add_column("by the file", overflow="fold")
+    table.add_column("on this run", overflow="fold")
     for change in replaced:
         table.add_row(Text(change.key), Text(str(change.before)), Text(str(change.after)))
     return table

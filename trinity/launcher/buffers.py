@@ -2,9 +2,11 @@
 
 import json
 import logging
+import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, cast
 
 from trinity.algorithm import ADVANTAGE_FN
@@ -122,8 +124,15 @@ class Buffers:
         if self.tasks is None:
             total = getattr(self.reader, "total", None)
             return total // size if total is not None and size else None
-        explored = self.tasks.total_steps * config.samples_per_step
-        return explored // (rollouts_per_step(config) or size)
+        tasks = self.tasks.total_steps * config.buffer.batch_size
+        return int(tasks * self._samples_of_a_task(config)) // (rollouts_per_step(config) or size)
+
+    def _samples_of_a_task(self, config: Config) -> Fraction:
+        """On average: tasksets may say other numbers, and are mixed by size."""
+        assert self.tasks is not None
+        sizes = list(map(len, self.tasks.tasksets))
+        repeats = [taskset.repeat_times or 1 for taskset in config.buffer.explorer_input.tasksets]
+        return Fraction(sum(map(operator.mul, sizes, repeats)), sum(sizes))
 
 
 def open_buffers(plan: RunPlan, say: Callable[[str], None]) -> Buffers:

@@ -91,14 +91,16 @@ def _step(plan: RunPlan, total_steps: int | None) -> str:
     tokens = f", at most {counted(longest, 'new token')} a reply" if longest else ""
     if config.mode is Mode.SERVE:
         return f"a step: a commit of up to {config.buffer.train_batch_size} replies{tokens}{steps}"
-    made = f"{config.buffer.batch_size} prompts x {config.samples_per_task} samples"
-    return f"a step: {made} = {config.samples_per_step}{tokens}{steps}"
+    prompts, samples = config.buffer.batch_size, config.sample_span
+    made = f"{prompts} prompts x {samples} samples = {samples.times(prompts)}"
+    return f"a step: {made}{tokens}{steps}"
 
 
 def _most_new_tokens(plan: RunPlan) -> int:
     """Of a step; 0 if that is not known."""
     config = plan.config
-    return config.samples_per_step * (config.model.max_response_tokens or 0)
+    samples = config.sample_span.most * config.buffer.batch_size
+    return int(samples) * (config.model.max_response_tokens or 0)
 
 
 def speed_hints(plan: RunPlan) -> list[str]:

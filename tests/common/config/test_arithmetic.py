@@ -26,11 +26,19 @@ def numbers(edits):
 
 def test_a_synchronous_step():
     got = numbers({})
-    assert (got.tasks, got.samples, got.experiences) == (4, 8, 32)
+    assert (got.tasks, str(got.samples), str(got.experiences)) == (4, "8", "32")
     assert (got.prompt_tokens, got.response_tokens) == (4 * 64, 32 * 64)
     assert (got.train_batch, got.train_tokens) == (32, 32 * 128)
     assert (got.copies, got.rows_per_gpu, got.micro_batches) == (4, 8, 4)
-    assert (got.steps_per_explorer_step, got.max_staleness) == (1, 0)
+    assert (str(got.steps_per_explorer_step), got.max_staleness) == ("1", 0)
+
+
+def test_tasksets_with_other_numbers_of_samples_make_a_span():
+    tasksets = [{"path": f"/{count}", "repeat_times": count} for count in (4, 16, None)]
+    got = numbers({"buffer.explorer_input": {"tasksets": tasksets}, "buffer.train_batch_size": 24})
+    assert (str(got.samples), str(got.experiences)) == ("4 to 16", "16 to 64")
+    assert got.response_tokens == 64 * 64  # at most
+    assert (str(got.steps_per_explorer_step), got.max_staleness) == ("0.67 to 2.67", 2)
 
 
 def test_sequence_parallel_and_row_limited_micro_batches():
@@ -83,6 +91,8 @@ def test_services_take_no_gpus():
 def test_batches_that_would_divide():
     assert near_batches(30, 4, 8) == [24, 32, 40]
     assert all(size % 3 == 0 for size in near_batches(32, 3, 8))
+    assert near_batches(10**18 + 6, 4, 8) == [10**18, 10**18 + 8, 10**18 + 16]
+    assert near_batches(1, 4, 8) == [8, 16, 24]
 
 
 def test_shape_of_a_known_model():

@@ -9,6 +9,7 @@ from trinity.common.config.gpus import GPUSplit, ranks_per_row
 from trinity.common.config.root import Config
 from trinity.common.config.training import training_settings
 from trinity.common.constants import SyncStyle
+from trinity.utils.words import Span
 
 EXPERT_DATA_RATIO = 0.5
 """`expert_data_ratio` of `mix` where the file does not name it."""
@@ -20,7 +21,7 @@ class Arithmetic:
 
     Args:
         tasks: Tasks of an explorer step; 0 where there is no explorer.
-        samples: Samples of each task.
+        samples: Samples of a task.
         experiences: Experiences an explorer step makes.
         prompt_tokens: Prompt tokens of an explorer step, each prompt counted once.
         response_tokens: Response tokens of an explorer step.
@@ -37,13 +38,13 @@ class Arithmetic:
     """
 
     tasks: int
-    samples: int
-    experiences: int
+    samples: Span
+    experiences: Span
     prompt_tokens: int
     response_tokens: int
     train_batch: int
     train_tokens: int
-    steps_per_explorer_step: float
+    steps_per_explorer_step: Span
     epochs: int
     copies: int
     rows_per_gpu: int
@@ -71,19 +72,21 @@ def arithmetic_of(config: Config, split: GPUSplit) -> Arithmetic:
     """The numbers of ``config``, which must be filled in."""
     model, buffer = config.model, config.buffer
     tasks = buffer.batch_size if config.mode.explores else 0
-    samples = config.samples_per_task
+    samples = config.sample_span
     prompt, response = model.max_prompt_tokens or 0, model.max_response_tokens or 0
     rows = buffer.train_batch_size
     copies = max(split.trainer // ranks_per_row(config.trainer), 1)
     rollouts = rollouts_per_step(config)
-    per_step = tasks * samples / rollouts if rollouts and tasks and config.mode.pairs else 1.0
+    made, per_step = samples.times(tasks), Span(1, 1)
+    if rollouts and tasks and config.mode.pairs:
+        per_step = Span(made.least / rollouts, made.most / rollouts)
     per_gpu = -(-rows // copies)
     return Arithmetic(
         tasks=tasks,
         samples=samples,
-        experiences=config.samples_per_step if config.mode.explores else 0,
+        experiences=made,
         prompt_tokens=tasks * prompt,
-        response_tokens=tasks * samples * response,
+        response_tokens=int(made.most) * response,
         train_batch=rows if config.mode.trains else 0,
         train_tokens=rows * (model.max_model_len or prompt + response),
         steps_per_explorer_step=per_step,
@@ -93,7 +96,7 @@ def arithmetic_of(config: Config, split: GPUSplit) -> Arithmetic:
         micro_batches=_micro_batches(config, per_gpu),
         sync_interval=config.synchronizer.sync_interval,
         sync_offset=config.synchronizer.sync_offset,
-        max_staleness=max_staleness(config, per_step),
+        max_staleness=max_staleness(config, per_step.most),
     )
 
 

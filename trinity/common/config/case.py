@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
@@ -27,12 +27,14 @@ class Case:
         config: The same, filled in.
         spec: Its algorithm.
         known: Names a file may use; a registry without names is not judged.
+        plugin_dirs: Folders whose names are among them.
     """
 
     given: Config
     config: Config
     spec: AlgorithmSpec
     known: Names
+    plugin_dirs: Sequence[str] = ()
 
     def is_set(self, key: str) -> bool:
         """Whether the user gave ``key``."""
@@ -57,23 +59,33 @@ class Case:
         parts = [f"Did you mean `{close}`?"] if close else []
         if not close or len(names) <= _MAX_LISTED:
             parts.append(f"Known: {', '.join(sorted(names))}.")
-        parts.append(
-            "For one of your own, pass its folder with --plugin-dir, or name it by path: "
-            "`my_package.my_module.Name`."
-        )
+        parts.append(self._of_your_own(registry))
         fix = " ".join(parts)
         yield self.problem(key, f"No {KINDS[registry]} is called {name!r}.", fix)
+
+    def _of_your_own(self, registry: str) -> str:
+        """Where a name would come from that does not ship with trinity."""
+        by_path = "name it by path: `my_package.my_module.Name`."
+        if not self.plugin_dirs:
+            return f"For one of your own, pass its folder with --plugin-dir, or {by_path}"
+        own = self.known[registry] - builtin_names()[registry]
+        found = f"only {', '.join(sorted(own))}" if own else f"no {KINDS[registry]}"
+        where = ", ".join(self.plugin_dirs)
+        return f"The plugins in {where} register {found}: correct the folder, or {by_path}"
 
 
 def cases_of(
     config: Config,
     known: Names | None = None,
     algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS,
+    plugin_dirs: Sequence[str] = (),
 ) -> list[Case]:
     """One for each stage of ``config``, in order; a file without stages has one."""
     names = builtin_names() if known is None else known
     return [
-        Case(stage, derive(stage, algorithms).config, spec_of(stage, algorithms), names)
+        Case(
+            stage, derive(stage, algorithms).config, spec_of(stage, algorithms), names, plugin_dirs
+        )
         for _, stage in iterate_stages(config)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -184,6 +185,7 @@ def batch_problems(config: Config, copies: int) -> Iterator[Problem]:
 
 def near_batches(size: int, copies: int, repeat: int) -> list[int]:
     """The multiples of ``copies`` next to ``size``; whole groups of ``repeat`` come first."""
-    multiples = range(copies, size + copies * repeat + 1, copies)
-    ranked = sorted(multiples, key=lambda n: (n % repeat != 0, abs(n - size)))
+    whole = math.lcm(copies, repeat)
+    near = {(size // step + i) * step for step in (copies, whole) for i in range(-3, 4)}
+    ranked = sorted(near, key=lambda n: (n <= 0, n % repeat != 0, abs(n - size), n))
     return sorted(ranked[:3])

@@ -22,6 +22,7 @@ from trinity.common.config.service import ServiceConfig
 from trinity.common.config.synchronizer import SynchronizerConfig
 from trinity.common.config.trainer import TrainerConfig
 from trinity.common.constants import Mode
+from trinity.utils.words import Span
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,17 @@ class Config(ConfigModel):
     @property
     def samples_per_task(self) -> int:
         """Of an explorer step: what the tasksets say; where they differ, what `algorithm` says."""
+        least, most = self.sample_span
+        return int(most) if least == most else self.algorithm.repeat_times or 1
+
+    @property
+    def sample_span(self) -> Span:
+        """Samples of a task of an explorer step: tasksets may say other numbers."""
         usual = self.algorithm.repeat_times or 1
         tasks = self.buffer.explorer_input
         tasksets = tasks.tasksets or ([tasks.taskset] if tasks.taskset else [])
-        said = {taskset.repeat_times or usual for taskset in tasksets}
-        return said.pop() if len(said) == 1 else usual
+        said = [taskset.repeat_times or usual for taskset in tasksets] or [usual]
+        return Span(min(said), max(said))
 
     @property
     def samples_per_step(self) -> int:

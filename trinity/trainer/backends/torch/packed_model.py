@@ -209,8 +209,7 @@ class PackedModel(ABC):
 
         Ranks that share rows all compute the same there; one of them counts.
         """
-        sequence = None if self.ranks is None else self.ranks.sequence
-        return sequence is None or sequence.rank == 0
+        return self.ranks is None or self.ranks.tells
 
     @property
     @abstractmethod

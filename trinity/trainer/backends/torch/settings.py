@@ -110,7 +110,7 @@ class TorchEngineSettings:
         return rank // self.ranks_per_row
 
     def tells(self, rank: int, world_size: int) -> bool:
-        """Whether a rank's outputs are taken, of those that work on the same rows."""
+        """Whether a rank counts, of those that work on the same rows: its outputs, its gradient."""
         return rank % self.ranks_per_row == 0
 
     def rule(self, which: str, with_gradient: bool) -> MicroBatchRule:

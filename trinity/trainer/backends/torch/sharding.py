@@ -63,6 +63,8 @@ class Ranks:
         )
         self.mesh: DeviceMesh = init_device_mesh(device, (settings.world_size,))
         self.sequence = SequenceGroup.of(self.rank, self.world_size, engine.sequence_parallel)
+        self.tells = engine.tells(self.rank, self.world_size)
+        """Whether this rank counts, of those that work on the same rows."""
 
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` holds on some rank. Nobody waits for what GPUs have to do."""
