@@ -151,11 +151,25 @@ async def test_save_input_operators_advantage_output_in_this_order():
     assert [e.reward for e in written] == [0.0, 0.5]
     assert [round(float(e.advantages[0]), 3) for e in written] == [-0.707, 0.707]
     assert await output.get(9, 1) is None
-    assert metrics["experience_pipeline/experience_count"] == 5
+    assert metrics["experience_pipeline/experience_count"] == 2
     assert metrics["experience_pipeline/filtered_count"] == 3
     assert metrics["experience_pipeline/group_advantages/reward_mean/mean"] == 0.25
     assert metrics["experience_pipeline/time/Halve"] >= 0
     assert Halve.log == ["prepared", "closed"]
+
+
+async def test_dropped_groups_count_though_copies_take_their_places():
+    pipeline = ExperiencePipeline(
+        [
+            operator("invalid_reward_filter"),
+            GRPOGroupAdvantage(std_threshold=0.0, duplicate_experiences=True),
+        ],
+        QueueWriter(QueueStorage("out")),
+    )
+    await pipeline.prepare()
+    metrics = await pipeline.process(rewarded({0: [0.0, 1.0], 1: [1.0, 1.0, None]}))
+    assert metrics["experience_pipeline/experience_count"] == 4
+    assert metrics["experience_pipeline/filtered_count"] == 1 + 2
 
 
 async def test_further_sources_are_added_to_a_step():

@@ -57,6 +57,7 @@ TRAINING = [
     "prompt_length/mean",
     "prompt_length/max",
     "prompt_length/min",
+    "prompt_length/clip_ratio",
 ]
 
 

@@ -92,3 +92,9 @@ def test_metrics_of_some_runs_only() -> None:
 
 def test_nothing_to_summarize() -> None:
     assert summarize_eval([]) == {"finished_task_count": 0.0}
+
+
+def test_what_a_name_says_of_its_summary_is_no_part_of_it() -> None:
+    found = summarize_eval([status({"calls:sum": 2.0}, {"calls:sum": 4.0})])
+    assert (found["calls/mean@2"], found["calls/best@2"]) == (3.0, pytest.approx(3.5))
+    assert not any(":" in name for name in found)

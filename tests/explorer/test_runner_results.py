@@ -1,6 +1,8 @@
 """What a workflow gives back that is no list of experiences is told in a sentence of its own."""
 
+import numpy as np
 import pytest
+import torch
 
 from tests.explorer.fakes import EchoModel, task
 from trinity.common.experience import Experience, deserialize_many
@@ -91,3 +93,17 @@ async def test_experiences_that_a_workflow_made_have_the_version_of_now(
     [found] = deserialize_many((await runner.run_unit(unit)).payload)
     await runner.close()
     assert found.info["model_version"] == version
+
+
+async def test_numbers_of_numpy_and_torch_are_metrics_too() -> None:
+    class Mine(Workflow):
+        def run(self) -> list[Experience]:
+            [experience] = self.model.chat([])
+            experience.reward = torch.tensor(0.5)  # type: ignore[assignment]  # as users do
+            experience.metrics = {"f1": np.float32(0.25), "hit": torch.tensor(True), "kind": "x"}
+            return [experience]
+
+    result = await result_of(Mine)
+    [metrics] = result.metrics
+    assert metrics.pop("time/run_execution") >= 0
+    assert metrics == {"f1": 0.25, "hit": 1.0, "reward": 0.5}

@@ -49,6 +49,26 @@ async def closing():
         await scheduler.close()
 
 
+class Steps(Workflow):
+    """Two experiences a run, each with numbers of its own."""
+
+    def run(self):
+        steps = [self.model.chat([])[0] for _ in range(2)]
+        for number, step in enumerate(steps):
+            step.reward, step.eid.step = 1.0, number
+            step.metrics = {"tool_calls:sum": 3 * number + 1, "depth:max": number, "score": number}
+        return steps
+
+
+async def test_metrics_of_several_steps_are_summed_up_as_their_names_say(closing):
+    scheduler = closing(make())
+    await scheduler.prepare()
+    result = await collect(scheduler, [task(Steps, repeat_times=2)])
+    assert result.metrics["rollout/tool_calls"] == 2 * (1 + 4)
+    assert result.metrics["rollout/depth"] == 1
+    assert result.metrics["rollout/score/mean"] == 0.5
+
+
 async def test_experiences_come_in_order_with_their_ids(closing):
     scheduler = closing(make())
     await scheduler.prepare()

@@ -158,6 +158,36 @@ async def test_hugging_face_weights_by_rule(rule: str, expected: list[bool]):
     assert [("hf=True" in call) for call in saves][:2] == expected
 
 
+async def test_samples_are_shown_at_every_sync_and_what_is_left_at_the_end():
+    class Source(FakeSource):
+        async def sample(self, step: int):
+            experiences, metrics, _ = await super().sample(step)
+            return experiences, metrics, [{"reward": float(step)}]
+
+    shown = []
+    for is_on in (True, False):
+        subject = trainer(Source(3), enable_preview=is_on)
+        subject.report_rows = lambda name, rows, step: shown.append((name, rows, step))
+        await subject.prepare()
+        await subject.run()
+    assert shown == [
+        ("rollout_examples", [{"reward": 1.0}, {"reward": 2.0}], 2),
+        ("rollout_examples", [{"reward": 3.0}], 3),
+    ]
+
+
+async def test_the_share_of_prompts_that_were_cut_is_told():
+    source = FakeSource(1)
+    source.batch[0].truncate_status = "prompt_truncated"
+    reports = []
+    subject = trainer(source)
+    subject.report = lambda role, step, metrics: reports.append(metrics)
+    await subject.prepare()
+    await subject.run()
+    assert reports[0]["prompt_length/clip_ratio"] == 0.25
+    assert reports[0]["response_length/clip_ratio"] == 0.0
+
+
 async def test_a_batch_without_trained_tokens_is_skipped_and_counted():
     source = FakeSource(1)
     for experience in source.batch:

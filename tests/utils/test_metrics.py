@@ -2,10 +2,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity.utils.metrics import prefix_metrics, summarize
+from trinity.utils.metrics import joined, numbers, prefix_metrics, summarize
 from trinity.utils.timer import timed
 
 
@@ -42,6 +43,26 @@ def test_what_is_no_number_does_not_count() -> None:
 def test_numbers_of_all_kinds() -> None:
     rows = [{"a": np.float32(1)}, {"a": np.int64(2)}, {"a": True}, {"a": np.float64(0)}]
     assert summarize(rows)["a/mean"] == 1.0
+
+
+def test_numbers_among_other_things() -> None:
+    found = {
+        "float": np.float32(0.5),
+        "int": np.int64(2),
+        "bool": np.bool_(True),
+        "tensor": torch.tensor(3.0),
+        "text": np.str_("4"),
+        "date": np.datetime64("2026-01-01"),
+        "complex": torch.tensor(1j),
+        "row": torch.tensor([1.0]),
+        "none": None,
+    }
+    assert numbers(found) == {"float": 0.5, "int": 2.0, "bool": 1.0, "tensor": 3.0}
+
+
+def test_rows_of_one_run_are_joined_as_their_names_say() -> None:
+    rows = [{"calls:sum": 2.0, "depth:max": 1.0, "a": 1.0}, {"calls:sum": 3.0, "depth:max": 4.0}]
+    assert joined(rows) == {"calls:sum": 5.0, "depth:max": 4.0, "a": 1.0}
 
 
 def test_no_rows() -> None:

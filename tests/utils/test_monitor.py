@@ -116,12 +116,16 @@ def test_mlflow(tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPa
     install(monkeypatch, "mlflow", MlflowClient=opened, entities=entities)
     monitor = make("mlflow", tmp_path, uri="http://there")
     monitor.log({f"m{i}/mean@4": float(i) for i in range(1001)}, step=2)
+    monitor.log({"selection/<1_ratio": 0.5, "selection/>1_16_ratio": 0.5, "acc (%):x": 1.0}, step=3)
     monitor.log_table("t", [{"x": 1}], step=2)
     monitor.close()
     assert recorder.of("client")[0][1] == {"tracking_uri": "http://there"}
     assert recorder.of("run")[0] == (("7",), {"run_name": "name_trainer"})
     batches = [args[1] for args, _ in recorder.of("log_batch")]
-    assert [len(batch) for batch in batches] == [1000, 1]
+    assert [len(batch) for batch in batches] == [1000, 1, 3]
+    # What a server takes; it refuses the whole batch for one other letter.
+    taken = ["selection/lt_1_ratio", "selection/gt_1_16_ratio", "acc ____x"]
+    assert [name for name, *_ in batches[2]] == taken
     name, value, _, step = batches[0][3]
     assert (name, value, step) == ("m3/mean_at_4", 3.0, 2)
     assert recorder.of("log_table")[0][0][1] == {"x": [1]}

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinity.explorer.scheduler import TaskStatus
-from trinity.utils.metrics import Metrics
+from trinity.utils.metrics import Metrics, own_summary
 
 Scores = NDArray[np.float64]
 
@@ -32,7 +32,8 @@ def summarize_eval(statuses: Sequence[TaskStatus], detailed: bool = False) -> Me
             if finite:
                 scores.setdefault(name, []).append(np.sort(finite))
     metrics: Metrics = {"finished_task_count": float(sum(s.ok for s in statuses))}
-    for name, tasks in scores.items():
+    for whole_name, tasks in scores.items():
+        name, _ = own_summary(whole_name)
         metrics |= {f"{name}/{key}": value for key, value in _summary(tasks, detailed).items()}
     return metrics
 

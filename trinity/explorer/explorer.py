@@ -19,7 +19,7 @@ from trinity.explorer.scheduler import BatchResult, BatchSource
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.utils.log import get_logger
-from trinity.utils.metrics import Metrics, prefix_metrics, summarize
+from trinity.utils.metrics import Metrics, numbers, prefix_metrics, summarize
 from trinity.utils.progress import Pace, Show, showing
 from trinity.utils.timer import timed
 from trinity.utils.words import counted
@@ -296,7 +296,7 @@ class Explorer:
         with timed(metrics, "experience_pipeline/time/total"):
             found = await self.sink.process(result.experiences)
         self.tasks.feedback(found)
-        metrics |= {k: float(v) for k, v in found.items() if isinstance(v, (int, float))}
+        metrics |= numbers(found)
         metrics |= self.tasks.metrics()
         self._finished_state = {"latest_iteration": self.step, "tasks": self.tasks.state_dict()}
 

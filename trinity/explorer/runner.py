@@ -20,6 +20,7 @@ from trinity.explorer.units import RunResult, Unit, UnitResult, stable_seed
 from trinity.utils import threads
 from trinity.utils.frames import is_of_trinity, traceback_without
 from trinity.utils.log import get_logger
+from trinity.utils.metrics import numbers
 from trinity.utils.plugins import load_plugins, load_plugins_from_env
 from trinity.utils.threads import CallTimeout, DeadlinePool, shared_threads
 
@@ -408,11 +409,7 @@ def _mark(experience: Experience, unit: Unit, run: int, ordinal: int) -> None:
 
 
 def _numbers_of(experience: Experience) -> dict[str, float]:
-    numbers = {
-        name: float(value)
-        for name, value in experience.metrics.items()
-        if isinstance(value, (int, float))
-    }
+    found = numbers(experience.metrics)
     if experience.reward is not None:
-        numbers.setdefault("reward", experience.reward)
-    return numbers
+        found.setdefault("reward", float(experience.reward))
+    return found

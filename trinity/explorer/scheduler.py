@@ -14,7 +14,7 @@ from trinity.common.rewards import RewardError
 from trinity.common.workflows import Task
 from trinity.explorer.pool import RunnerLost, RunnerPool, UnitOverdue
 from trinity.explorer.units import RunResult, Unit, UnitResult, stable_seed
-from trinity.utils.metrics import summarize
+from trinity.utils.metrics import joined, summarize
 
 _SHORTEST_DYNAMIC_S = 1.0  # below that a pause of the machine would count as a hang
 _REMEMBERED_RUNS = 1024
@@ -367,7 +367,7 @@ def _status(state: _TaskState, is_kept: bool) -> TaskStatus:
     reasons += [text for run in state.done.values() for text in run.dropped]
     if state.is_cut:
         reasons.append("given up: enough other tasks were done")
-    rows = [_mean_row(state.done[run]) for run in sorted(state.done)]
+    rows = [joined(state.done[run].metrics) for run in sorted(state.done)]
     for row in rows:
         row["time/task_execution"] = state.seconds
     return TaskStatus(
@@ -379,15 +379,6 @@ def _status(state: _TaskState, is_kept: bool) -> TaskStatus:
         [row for row in rows if len(row) > 1],
         state.task,
     )
-
-
-def _mean_row(run: RunResult) -> dict[str, float]:
-    """The metrics of a run: the mean over its experiences."""
-    columns: dict[str, list[float]] = {}
-    for row in run.metrics:
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
-    return {name: math.fsum(values) / len(values) for name, values in columns.items()}
 
 
 def _all_failed(runs: tuple[int, ...], why: str, is_timeout: bool = False) -> UnitResult:

@@ -69,7 +69,7 @@ class TrainerSettings:
         save_interval: Steps between two checkpoints; 0: only at the end.
         save_hf: When weights are also saved in Hugging Face format.
         on_save_error: Whether a failed save ends the run; at the end of the run it always does.
-        enable_preview: Log sampled rows as a table at each publication.
+        enable_preview: Log sampled rows as a table at every sync interval.
         publishes_weights: Whether an explorer takes the weights (any mode but pure training).
     """
 
@@ -106,6 +106,7 @@ class Trainer:
     _saving: asyncio.Task[None] | None = None
     _reading: "asyncio.Future[Sample] | None" = None
     _is_stopping: bool = False
+    _preview: list[dict[str, object]] = field(default_factory=list)
     _step_ended_at: float = field(default_factory=time.perf_counter)
     _published_at: float = field(default_factory=time.perf_counter)
 
@@ -156,8 +157,7 @@ class Trainer:
                 raise StopAsyncIteration from None
             raise
         metrics |= found
-        if self.settings.enable_preview and rows:
-            self.report_rows("rollout_examples", rows, self.step + 1)
+        self._preview += rows if self.settings.enable_preview else []
         return experiences
 
     def _showing_the_wait(self) -> AbstractAsyncContextManager[None]:
@@ -199,6 +199,8 @@ class Trainer:
         metrics["sample/experience_count"] = float(len(experiences))
         metrics["sample/trained_tokens"] = float(batch.num_trained_tokens)
         metrics["response_length/clip_ratio"] = _share_of_cut(experiences)
+        cut = [e.truncate_status == "prompt_truncated" for e in experiences]
+        metrics["prompt_length/clip_ratio"] = sum(cut) / len(cut)
 
     async def _publish_if_due(self, metrics: Metrics) -> None:
         if not self.settings.publishes_weights:
@@ -265,11 +267,20 @@ class Trainer:
         if "perf/total_num_tokens" in metrics:
             metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / metrics["time/step"]
         self._step_ended_at = now
+        if self.step % self.schedule.publication_interval == 0:
+            self._show_preview()
         self.report("trainer", self.step, metrics)
         self.logger.info("Step %d: %s", self.step, metrics)
 
+    def _show_preview(self) -> None:
+        """Log the rows kept since the last time as one table."""
+        if self._preview:
+            self.report_rows("rollout_examples", self._preview, self.step)
+        self._preview = []
+
     async def _finish(self) -> None:
         """Publish and save what was trained since the last time, and say that no more will come."""
+        self._show_preview()
         metrics: Metrics = {}
         try:
             if self.settings.publishes_weights and self._published < self.step:

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from pathlib import Path
 from trinity.utils.registry import Registry
 
 _MLFLOW_BATCH = 1000  # metrics that a server takes at once
+_MLFLOW_WORDS = {"@": "_at_", "<": "lt_", ">": "gt_"}
+_NO_MLFLOW_LETTER = re.compile(r"[^\w/.\- ]")
 
 MONITOR: "Registry[type[Monitor]]" = Registry(
     "monitor",
@@ -184,7 +187,7 @@ class MlflowMonitor(Monitor):
     def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:
         now_ms = int(time.time() * 1000)
         metrics = [
-            self._metric(name.replace("@", "_at_"), float(value), now_ms, step)
+            self._metric(_mlflow_name(name), float(value), now_ms, step)
             for name, value in data.items()
         ]
         for start in range(0, len(metrics), _MLFLOW_BATCH):
@@ -197,6 +200,13 @@ class MlflowMonitor(Monitor):
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
+
+
+def _mlflow_name(name: str) -> str:
+    """``name`` in the letters that a server takes; it refuses the whole batch for another."""
+    for sign, word in _MLFLOW_WORDS.items():
+        name = name.replace(sign, word)
+    return _NO_MLFLOW_LETTER.sub("_", name)
 
 
 class SwanlabMonitor(Monitor):

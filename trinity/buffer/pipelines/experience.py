@@ -74,22 +74,25 @@ class ExperiencePipeline:
         times: dict[str, float] = {}
         further = await self._further()
         experiences = [*experiences, *(e for exps in further.values() for e in exps)]
-        found: dict[str, Any] = {"experience_count": float(len(experiences))}
-        found |= {f"input/{name}": float(len(exps)) for name, exps in further.items()}
+        found: dict[str, Any] = {
+            f"input/{name}": float(len(exps)) for name, exps in further.items()
+        }
         with timed(times, "time/total"):
             if self.input_log is not None:
                 with timed(times, "time/save_input"):
                     await self.input_log.write(experiences)
-            kept = experiences
+            kept, num_filtered = experiences, 0.0
             for operator in self.operators:
+                before = len(kept)
                 with timed(times, f"time/{_name(operator)}"):
                     kept, metrics = await _resolved(operator.process(kept))
                 found |= metrics
+                num_filtered += max(before - len(kept), metrics.get("filtered_count", 0.0))
             with timed(times, "time/write"):
                 if self.record is not None:
                     await self.record.write(kept)
                 waiting = await self.writer.write(kept)
-        found["filtered_count"] = float(max(0, len(experiences) - len(kept)))
+        found |= {"experience_count": float(len(kept)), "filtered_count": float(num_filtered)}
         found |= {f"buffer/{name}": value for name, value in waiting.items()}
         feedback = found.pop(SELECTOR_METRIC, None)
         self._logger.info("%d experiences in, %d out.", len(experiences), len(kept))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trinity.common.workflows.workflow import Workflow
+from trinity.utils.metrics import numbers
 from trinity.utils.threads import run_sync
 
 if TYPE_CHECKING:
@@ -49,9 +50,5 @@ class MultiTurnWorkflow(Workflow):
         is_cut = experience.truncate_status == "response_truncated"
         experience.reward = 0.0 if is_cut else float(reward)
         experience.info |= dict(info or {})
-        experience.metrics |= {
-            name: float(value)
-            for name, value in (info or {}).items()
-            if isinstance(value, (int, float))
-        }
+        experience.metrics |= numbers(info or {})
         return experience
