@@ -20,7 +20,8 @@ class Steps:
         self, batch: TrainBatch, objective: Objective, which: str, scope: LossScope | None = None
     ) -> dict[str, float]:
         self.rows.append([int(number) for number in batch["number"]])
-        return {"actor/pg_loss": float(len(batch))}
+        size = float(len(batch))
+        return {"actor/pg_loss": size, "actor/ratio_max_deviation": size, "actor/gap_min": size}
 
     async def optim_step(self, which: str) -> dict[str, float]:
         return {}
@@ -60,6 +61,7 @@ async def test_metrics_are_means_over_the_optimizer_steps():
     updater = Updater(Steps(), Objective.from_names("ppo"), mini_batch_size=3)
     await updater.update(batch(), 1, metrics)
     assert metrics["actor/pg_loss"] == pytest.approx((3 + 3 + 2) / 3)
+    assert metrics["actor/ratio_max_deviation"] == 3 and metrics["actor/gap_min"] == 2
 
 
 async def test_a_preference_pair_is_one_experience_of_a_mini_batch():

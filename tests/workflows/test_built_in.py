@@ -1,9 +1,11 @@
 """Each built-in workflow through a real runner: ids, masks, rewards, EIDs, metrics."""
 
 import json
+import pickle
 
 import pytest
 
+from trinity.common.config import Config, derive
 from trinity.common.experience import deserialize_many
 from trinity.common.models.fake import FakeModel
 from trinity.common.workflows import Task
@@ -74,6 +76,24 @@ async def test_math_eval_workflow_samples_as_the_evaluation_does():
     own = FakeModel(["\\boxed{42}"], version=2)
     await run("math_eval_workflow", [], None, 1, model=own, rollout_args={"temperature": 0.0})
     assert own.sampling[0]["temperature"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "sampled"), [({}, (0.6, 0.8)), ({"temperature": 0.3, "top_p": 0.9}, (0.3, 0.9))]
+)
+async def test_the_evaluations_own_sampling_holds_in_a_run(given, sampled):
+    """There the model's sampling is filled in for every taskset, and tasks go to a process."""
+    taskset = {"path": "x", "default_workflow_type": "math_eval_workflow", "rollout_args": given}
+    file = {
+        "model": {"temperature": 1.0},
+        "buffer": {"explorer_input": {"eval_tasksets": [taskset]}},
+    }
+    [found] = derive(Config.model_validate(file)).config.buffer.explorer_input.eval_tasksets
+    sent = pickle.loads(pickle.dumps(found.rollout_args))
+    model = FakeModel(["\\boxed{42}"], version=2)
+    await run("math_eval_workflow", [], None, 1, model=model, rollout_args=sent)
+    assert (model.sampling[0]["temperature"], model.sampling[0]["top_p"]) == sampled
+    assert found.rollout_args.temperature == given.get("temperature", 1.0)
 
 
 async def test_math_rm_workflow():

@@ -160,6 +160,29 @@ async def test_mailbox(tmp_path):
     assert "Red Lion" in found[1] and "no mail" in found[2]
 
 
+@pytest.mark.parametrize(
+    ("workflow", "given", "turns"),
+    [
+        ("react_workflow", {}, 8),
+        ("email_search_workflow", {}, 10),
+        ("agentscope_v1_react_search_workflow", {}, 10),
+        ("email_search_workflow", {"max_turns": 4}, 4),
+    ],
+)
+async def test_agents_that_never_answer_end_after_their_turns(
+    workflow, given, turns, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SEARXNG_BASE_URL", "http://127.0.0.1:9")
+    database = tmp_path / "mail.db"
+    database.touch()
+    model = AgentModel([[("nothing", {})]] * 20, version=2)
+    arguments = {"database": str(database), **given}
+    task = Task(workflow=workflow, raw_task={"prompt": "q", "response": "a"})
+    task.workflow_args = arguments
+    [row] = await task.to_workflow(model).run_async()
+    assert row.metrics["turns"] == turns
+
+
 async def test_search_needs_its_service(monkeypatch):
     monkeypatch.delenv("SEARXNG_BASE_URL", raising=False)
     task = Task(workflow="agentscope_v1_react_search_workflow", raw_task={"prompt": "q"})

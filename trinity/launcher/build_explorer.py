@@ -6,6 +6,7 @@ from dataclasses import replace
 from trinity.buffer import get_buffer_writer
 from trinity.common.config import Config
 from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.common.config.derive import spec_of
 from trinity.common.constants import ConcurrentMode, Mode, StorageType
 from trinity.common.models import ModelWrapper
 from trinity.common.models.auxiliary import AuxiliaryClients
@@ -55,7 +56,7 @@ def build(
     if config.mode is Mode.SERVE:
         scheduler = tasks = _service(plan, rollout, say)
     else:
-        scheduler = Scheduler(_pool(plan, rollout, auxiliary, say), _scheduling(config))
+        scheduler = Scheduler(_pool(plan, rollout, auxiliary, say), scheduling(config))
         tasks = buffers.tasks or NoTasks()
     explorer = Explorer(
         engines=rollout.engines,
@@ -121,7 +122,8 @@ def _settings(plan: RunPlan) -> ExplorerSettings:
     )
 
 
-def _scheduling(config: Config) -> SchedulerSettings:
+def scheduling(config: Config) -> SchedulerSettings:
+    """How the scheduler of a filled-in ``config`` goes about its tasks."""
     explorer = config.explorer
     dynamic = explorer.dynamic_timeout
     return SchedulerSettings(
@@ -132,8 +134,16 @@ def _scheduling(config: Config) -> SchedulerSettings:
         max_repeat_times_per_runner=explorer.max_repeat_times_per_runner,
         is_sequential=explorer.concurrent_mode is ConcurrentMode.SEQUENTIAL,
         return_partial_tasks=explorer.over_rollout.return_partial_tasks,
+        min_group_size=_min_group_size(config),
         seed=config.seed,
     )
+
+
+def _min_group_size(config: Config) -> int:
+    """Runs without which a task's samples say nothing: of advantages by the group, two."""
+    spec = spec_of(config)
+    is_usual = config.algorithm.advantage_fn in (None, "none", spec.advantage_fn)
+    return spec.min_repeat_times if is_usual else SchedulerSettings.min_group_size
 
 
 def _pool(

@@ -14,7 +14,7 @@ import torch
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.engine import TrainedRole, TrainEngine
 from trinity.trainer.loss import BatchObjective, Objective
-from trinity.utils.metrics import Metrics
+from trinity.utils.metrics import Metrics, extreme_in
 from trinity.utils.timer import timed
 
 
@@ -43,7 +43,7 @@ class Updater:
     seed: int = 42
 
     async def update(self, batch: TrainBatch, step: int, metrics: Metrics) -> None:
-        """All optimizer steps of training step ``step``; their metrics' means into ``metrics``."""
+        """All optimizer steps of training step ``step``; what they tell goes into ``metrics``."""
         found: dict[str, list[float]] = defaultdict(list)
         for mini_batch in self._mini_batches(batch, step):
             if self.critic_objective is not None:
@@ -53,7 +53,8 @@ class Updater:
                 with timed(metrics, "time/update_actor"):
                     await self._step(mini_batch, self.objective, "actor", found)
         for name, values in found.items():
-            metrics[name] = max(values) if name.endswith("max") else sum(values) / len(values)
+            extreme = extreme_in(name)
+            metrics[name] = extreme(values) if extreme else sum(values) / len(values)
         if "actor/ratio_max_deviation" in found:
             metrics["actor/first_ratio_max_deviation"] = found["actor/ratio_max_deviation"][0]
 

@@ -1,7 +1,8 @@
 """Numbers on their way to a monitor: prefixes and summaries over a batch."""
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import TypeVar
 
@@ -38,6 +39,12 @@ def own_summary(name: str) -> tuple[str, str | None]:
     """A metric's name without its suffix, and what it says: ``tokens:sum`` -> tokens, sum."""
     base, _, suffix = name.rpartition(":")
     return (base, suffix) if base and suffix in _SUFFIXES else (name, None)
+
+
+def extreme_in(name: str) -> Callable[[Iterable[float]], float] | None:
+    """`max` or `min` for a metric with that word in its name; None for one that is averaged."""
+    words = re.split(r"[_/]", name)
+    return max if "max" in words else min if "min" in words else None
 
 
 def joined(rows: Iterable[Mapping[str, float]]) -> Metrics:

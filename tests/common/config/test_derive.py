@@ -20,6 +20,13 @@ def why(edits, key):
     return next((note.why for note in notes if note.key == key), None)
 
 
+def test_further_data_sets_are_gone_through_as_often_as_the_tasks():
+    buffers = {"a": {"path": "/a"}, "b": {"path": "/b", "total_epochs": 25}}
+    config = filled({"buffer.total_epochs": 5, "buffer.trainer_input.auxiliary_buffers": buffers})
+    found = config.buffer.trainer_input.auxiliary_buffers
+    assert (found["a"].total_epochs, found["b"].total_epochs) == (5, 25)
+
+
 def test_paths_and_names():
     config = filled({"project": "p", "group": "g", "checkpoint_root_dir": "/r"})
     assert config.checkpoint_job_dir == "/r/p/g/test"

@@ -66,7 +66,7 @@ def _derive_taskset(filler: Filler, key: str, taskset: TasksetConfig, workflow: 
     if not taskset.format.workflow_key:
         filler.default(f"{key}.default_workflow_type", *_usual_workflow(taskset))
     for name in ("temperature", "top_p", "top_k", "logprobs"):
-        filler.copy(f"{key}.rollout_args.{name}", f"model.{name}")
+        filler.lend(f"{key}.rollout_args.{name}", f"model.{name}")  # some workflows have their own
     filler.copy(f"{key}.rollout_args.max_tokens", "model.max_response_tokens")
     _derive_format(filler, key)
 
@@ -150,6 +150,7 @@ def _derive_auxiliary_buffers(filler: Filler, spec: AlgorithmSpec) -> None:
         filler.default(f"{key}.storage_type", storage, "by its path")
         schema = "sft" if name == expert else spec.schema
         filler.default(f"{key}.schema_type", schema, "by algorithm")
+        filler.copy(f"{key}.total_epochs", "buffer.total_epochs")
         _derive_format(filler, key)
 
 

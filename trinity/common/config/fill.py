@@ -52,6 +52,14 @@ class Filler:
         if value not in (None, "") and getattr(holder, name) in (None, ""):
             self.put(key, value, f"as {source}", is_copy=True)
 
+    def lend(self, key: str, source: str) -> None:
+        """As `copy`, and ``key`` goes on counting as left out: who reads it may know better."""
+        was_set = self.is_set(key)
+        self.copy(key, source)
+        if not was_set:
+            holder, name = self._holder(key)
+            holder.model_fields_set.discard(name)
+
     def is_set(self, key: str) -> bool:
         """Whether the file gives ``key`` a value of its own."""
         return is_set(self.config, key)

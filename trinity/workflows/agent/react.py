@@ -88,6 +88,8 @@ class ReActWorkflow(AgentWorkflow):
     """
 
     default_system_prompt: ClassVar[str] = _SYSTEM_PROMPT
+    #: Replies at most, if `workflow_args` do not say.
+    default_max_turns: ClassVar[int] = 8
 
     def tools(self) -> dict[str, Tool]:
         """What the agent may call."""
@@ -100,7 +102,7 @@ class ReActWorkflow(AgentWorkflow):
         schemas = [dict(tool.schema) for tool in tools.values()]
         self.num_tool_calls = 0
         answer = ""
-        for _ in range(int(self.task.workflow_args.get("max_turns", 8))):
+        for _ in range(self._max_turns):
             completion = await self.client.chat.completions.create(
                 model=self.model.model_name,
                 messages=messages,
@@ -114,6 +116,10 @@ class ReActWorkflow(AgentWorkflow):
             messages.append(message.model_dump(exclude_none=True))
             messages += await self._answers(message.tool_calls, tools)
         return answer
+
+    @property
+    def _max_turns(self) -> int:
+        return int(self.task.workflow_args.get("max_turns", self.default_max_turns))
 
     async def run_async(self) -> list[Experience]:
         replies = await super().run_async()

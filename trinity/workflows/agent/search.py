@@ -25,13 +25,14 @@ class WebSearchWorkflow(ReActWorkflow):
     """
 
     default_reward_fn: ClassVar[str] = "accuracy_reward"
+    default_max_turns: ClassVar[int] = 10
     default_system_prompt: ClassVar[str] = (
         "Answer the question. Search the web as often as you need. When you know the answer, give "
         "it alone, without calling a tool."
     )
 
     def tools(self) -> dict[str, Tool]:
-        arguments = {"max_turns": 10} | self.task.workflow_args
+        arguments = self.task.workflow_args
         kind = arguments.get("search_client_type", "searxng")
         if kind not in _CLIENTS:
             raise ValueError(f"search_client_type is {kind!r}; use {' or '.join(_CLIENTS)}.")
@@ -84,6 +85,7 @@ class EmailSearchWorkflow(ReActWorkflow):
     """
 
     default_reward_fn: ClassVar[str] = "accuracy_reward"
+    default_max_turns: ClassVar[int] = 10
     default_system_prompt: ClassVar[str] = (
         "Answer the question from the user's mailbox. Search it, read mails, and when you know the "
         "answer, give it alone, without calling a tool."

@@ -1,6 +1,5 @@
 """Cut a batch into micro-batches, by tokens or by rows, and average their metrics."""
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from itertools import groupby
 from torch import Tensor
 
 from trinity.trainer.batch import TrainBatch
+from trinity.utils.metrics import extreme_in
 
 _EVEN_TO = 0.02  # of the most tokens: how evenly micro-batches are filled
 
@@ -160,9 +160,7 @@ class MetricMeans:
 
 
 def _combine(name: str, pairs: Sequence[tuple[float, int]]) -> float:
-    words = re.split(r"[_/]", name)
-    if "max" in words:
-        return max(value for value, _ in pairs)
-    if "min" in words:
-        return min(value for value, _ in pairs)
+    extreme = extreme_in(name)
+    if extreme is not None:
+        return extreme(value for value, _ in pairs)
     return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
