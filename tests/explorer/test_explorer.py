@@ -4,7 +4,9 @@ import asyncio
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from trinity.buffer.storage.queue import QueueStorage
 from trinity.common.constants import SyncStyle
@@ -183,6 +185,32 @@ async def test_a_synchronous_run_takes_each_version_in_turn():
     assert scene.engine.loaded == [1, 2, 3]
     assert scene.events == ["write 4", "write 4", "write 4", "closed"]
     assert scene.sink.flushed == [1, 2, 3]
+
+
+async def test_the_first_interval_between_weights_does_not_hold_the_start():
+    scene = Scene(steps=2)
+    scene.explorer._synced_at -= 1e6  # made long before it runs
+    await scene.run_with_trainer(2)
+    found = [
+        m["explore/time/sync_interval"]
+        for *_, m in scene.reports
+        if "explore/time/sync_interval" in m
+    ]
+    assert len(found) == 2 and max(found) < 1e5
+
+
+async def test_operators_numbers_of_any_kind_are_reported():
+    class Sink(FakeSink):
+        async def process(self, experiences: list[Experience]) -> dict[str, object]:
+            found = {"score": np.float32(0.5), "kept": torch.tensor(3), "kind": "x", "on": None}
+            return await super().process(experiences) | found
+
+    scene = Scene(steps=1)
+    scene.explorer.sink = Sink(scene.events)
+    await scene.run_with_trainer(1)
+    [step] = [m for role, _, m in scene.reports if role == "explorer" and "score" in m]
+    assert (step["score"], step["kept"]) == (0.5, 3.0)
+    assert not {"kind", "on"} & step.keys()
 
 
 async def test_evaluates_at_the_start_on_the_interval_and_at_the_end():

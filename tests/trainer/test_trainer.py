@@ -176,6 +176,15 @@ async def test_samples_are_shown_at_every_sync_and_what_is_left_at_the_end():
     ]
 
 
+async def test_the_first_interval_between_weights_does_not_hold_the_start():
+    subject, reports = trainer(FakeSource(2)), []
+    subject.report = lambda role, step, metrics: reports.append(metrics)
+    subject._published_at -= 1e6  # made long before it is prepared
+    await subject.prepare()
+    await subject.run()
+    assert reports[1]["time/trainer_sync_interval"] < 1e5
+
+
 async def test_the_share_of_prompts_that_were_cut_is_told():
     source = FakeSource(1)
     source.batch[0].truncate_status = "prompt_truncated"

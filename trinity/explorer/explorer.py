@@ -164,7 +164,7 @@ class Explorer:
     async def run(self) -> None:
         """All steps, in order; the experience writer is closed at the end."""
         await self.take_newest_weights()
-        before = self.step
+        self._synced_at, before = time.perf_counter(), self.step
         if self.step == 0 and self.settings.eval_on_startup:
             await self.evaluate()
         while not self._is_done():

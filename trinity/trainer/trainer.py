@@ -117,7 +117,7 @@ class Trainer:
             await self.engine.load(str(resume_from))
             self._published = self.step
             self.logger.info("Resumed at step %d from %s.", self.step, resume_from)
-        self._step_ended_at = time.perf_counter()
+        self._step_ended_at = self._published_at = time.perf_counter()
 
     async def run(self) -> None:
         """All steps, in order; then the last weights are published and saved."""

@@ -89,7 +89,8 @@ class ExplorerConfig(ConfigModel):
     """Seconds between two reports of what the runners do; 0 for none."""
 
     max_inflight_batches: int = Field(2, ge=1)
-    """Batches under way at once with `sync_style: fully_async`."""
+    """Batches under way at once with `sync_style: fully_async`, of earlier releases. Here it is one
+    at a time: any value but 2 is refused."""
 
     proxy_port: int = Field(8010, ge=1, le=65535)
     """TCP port of the API in mode `serve`."""

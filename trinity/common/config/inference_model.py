@@ -54,7 +54,7 @@ class InferenceModelConfig(ConfigModel):
     """Spread whole experts of a mixture-of-experts model over GPUs."""
 
     nnodes: int = Field(1, ge=1)
-    """Machines one engine spans."""
+    """Machines one engine spans. Here it is one: any other value is refused."""
 
     extra_engine_args: dict[str, Any] = {}
     """Arguments handed to the engine as they are, over all others."""
@@ -158,7 +158,8 @@ class InferenceModelConfig(ConfigModel):
     """Return the experts each token was routed to, for `algorithm.enable_router_replay`."""
 
     weight_sync_buffer_size: int = Field(1024, ge=1)
-    """Bytes sent in one piece of a weight sync, in MiB."""
+    """MiB sent in one piece of a weight sync, of earlier releases. Here the size is fixed: any
+    other value is refused."""
 
     enable_lora: bool = False
     """Serve adapters on this auxiliary model; the rollout model follows `model.lora_configs`."""

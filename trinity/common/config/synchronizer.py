@@ -40,4 +40,5 @@ class SynchronizerConfig(ConfigModel):
     trainer keeps a copy of the version before, in the memory of its GPU."""
 
     wait_for_checkpoint: bool = False
-    """With `checkpoint`, let the explorer wait until a first checkpoint exists."""
+    """With `checkpoint`, let the explorer wait until a first checkpoint exists. Here it starts with
+    the weights it has: `true` is refused."""
