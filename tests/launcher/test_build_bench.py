@@ -8,9 +8,9 @@ from torch.distributed import checkpoint as dcp
 
 from tests.checkpoint.test_convert import as_megatron, checkpoint
 from tests.launcher.test_check_trainer import plan_of
-from tests.trainer.toy import model_folder
+from tests.trainer.toy import model_folder, tiny_config
 from trinity.checkpoint import layout
-from trinity.launcher.build_bench import weights_of
+from trinity.launcher.build_bench import build, engine_dtype, weights_of
 from trinity.launcher.check_bench import bench_problems
 
 
@@ -40,3 +40,15 @@ def test_megatrons_files_of_other_models_are_refused_at_start(tmp_path):
     assert "global_step_2 holds Megatron's files alone" in found.message
     assert "this is qwen3_moe" in found.message and "save_hf_checkpoint: always" in found.fix
     assert list(bench_problems(plan_of(tmp_path, mode="train"))) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [("bfloat16", torch.bfloat16), ("float16", torch.float16), (None, torch.float32)],
+)
+def test_the_models_own_number_format_is_that_of_the_weights_sent(tmp_path, own, wanted):
+    rollout = {"engine_type": "torch", "dtype": "auto"}
+    plan = plan_of(tmp_path, mode="bench", explorer={"rollout_model": rollout})
+    tiny_config(dtype=own).save_pretrained(tmp_path / "model")
+    assert engine_dtype(plan.config.explorer.rollout_model) is wanted
+    assert list(build(plan, None).candidates) == []

@@ -37,6 +37,14 @@ def test_plugins_register(registry: Registry[type]) -> None:
     assert registry.names() == ["deque", "mine", "ordered"]
 
 
+def test_plugins_register_by_a_call(registry: Registry[type]) -> None:
+    assert registry.register_module("mine", dict) is dict
+    assert registry.register_module(name="mine", module_cls=list, force=True) is list
+    assert registry.get("mine") is list
+    registry.register_module("ordered", force=True)(dict)
+    assert registry.get("ordered") is dict
+
+
 @pytest.mark.parametrize("name", ["ordered", "mine"])
 def test_taken_names_are_refused(registry: Registry[type], name: str) -> None:
     registry.register_module("mine")(dict)

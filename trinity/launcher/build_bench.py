@@ -10,7 +10,9 @@ from torch import Tensor
 
 from trinity.checkpoint import layout
 from trinity.checkpoint.megatron import load_dist_checkpoint
+from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.constants import EngineType
+from trinity.common.models.loading import resolve_dtype
 from trinity.common.models.protocol import WeightTicket
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.explorer.benchmark import Benchmark, Candidate
@@ -26,7 +28,7 @@ Read = Callable[[Path], Iterator[tuple[str, Tensor]]]
 def build(plan: RunPlan, explorer: Explorer) -> Benchmark:
     """The benchmark of all whole checkpoints of a job, or of the newest. Nothing is read yet."""
     settings = plan.config.explorer
-    dtype: torch.dtype = getattr(torch, settings.rollout_model.dtype)
+    dtype = engine_dtype(settings.rollout_model)
     channel, read = MemoryChannel(), _adapter if plan.config.model.lora_configs else weights_of
     is_there = settings.rollout_model.engine_type is EngineType.TINKER
     candidates = [
@@ -39,6 +41,16 @@ def build(plan: RunPlan, explorer: Explorer) -> Benchmark:
         for folder in folders_of(plan)
     ]
     return Benchmark(explorer, candidates, includes_start=settings.eval_on_startup)
+
+
+def engine_dtype(model: InferenceModelConfig) -> torch.dtype:
+    """In which number format the engines have their weights; `auto` is the starting model's own."""
+    if model.dtype != "auto":
+        return resolve_dtype(model.dtype, None)
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+    return resolve_dtype("auto", config.dtype)
 
 
 def _ticket(channel: MemoryChannel, folder: Path, dtype: torch.dtype, read: Read) -> WeightTicket:

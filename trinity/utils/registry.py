@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast, overload
 
 T = TypeVar("T")
 
@@ -28,20 +28,33 @@ class Registry(Generic[T]):
         self._builtins = dict(builtins or {})
         self._loaded: dict[str, T] = {}
 
-    def register_module(self, name: str) -> Callable[[T], T]:
-        """Decorator: make the object below known as ``name``. A taken name is a `ValueError`.
+    @overload
+    def register_module(
+        self, name: str, module_cls: None = None, force: bool = False
+    ) -> Callable[[T], T]: ...
+
+    @overload
+    def register_module(self, name: str, module_cls: T, force: bool = False) -> T: ...
+
+    def register_module(
+        self, name: str, module_cls: T | None = None, force: bool = False
+    ) -> Callable[[T], T] | T:
+        """Decorator, or a call with ``module_cls``: make an object known as ``name``.
 
         A name among the built-ins may be registered by the very object it points to.
+
+        Args:
+            force: Take the place of what has the name by now; else that is a `ValueError`.
         """
 
         def register(entry: T) -> T:
             path = f"{getattr(entry, '__module__', '')}.{getattr(entry, '__qualname__', '')}"
-            if name in self.names() and self._builtins.get(name) != path:
+            if not force and name in self.names() and self._builtins.get(name) != path:
                 raise ValueError(f"The {self.kind} name {name!r} is taken; pick another.")
             self._loaded[name] = entry
             return entry
 
-        return register
+        return register if module_cls is None else register(module_cls)
 
     def get(self, name: str) -> T:
         """The object called ``name``, or found at the dotted path ``name``.
