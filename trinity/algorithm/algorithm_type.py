@@ -1,6 +1,5 @@
 """What an algorithm is: which methods it combines, what it needs, where it may run."""
 
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -134,15 +133,9 @@ class AlgorithmType(metaclass=_Constant):
 class _AlgorithmRegistry(Registry[type[AlgorithmType]]):
     """Registering an algorithm also makes it a row of the configuration's table."""
 
-    def register_module(self, name: str) -> Callable[[type[AlgorithmType]], type[AlgorithmType]]:
-        register = super().register_module(name)
-
-        def register_both(entry: type[AlgorithmType]) -> type[AlgorithmType]:
-            register(entry)
-            ALGORITHMS[name] = entry.spec()
-            return entry
-
-        return register_both
+    def _register(self, name: str, entry: type[AlgorithmType], force: bool) -> None:
+        super()._register(name, entry, force)
+        ALGORITHMS[name] = entry.spec()
 
     def holds(self, name: str, entry: type[AlgorithmType]) -> bool:
         """Whether ``name`` stands for ``entry``, without loading it."""

@@ -48,13 +48,16 @@ class Registry(Generic[T]):
         """
 
         def register(entry: T) -> T:
-            path = f"{getattr(entry, '__module__', '')}.{getattr(entry, '__qualname__', '')}"
-            if not force and name in self.names() and self._builtins.get(name) != path:
-                raise ValueError(f"The {self.kind} name {name!r} is taken; pick another.")
-            self._loaded[name] = entry
+            self._register(name, entry, force)
             return entry
 
         return register if module_cls is None else register(module_cls)
+
+    def _register(self, name: str, entry: T, force: bool) -> None:
+        path = f"{getattr(entry, '__module__', '')}.{getattr(entry, '__qualname__', '')}"
+        if not force and name in self.names() and self._builtins.get(name) != path:
+            raise ValueError(f"The {self.kind} name {name!r} is taken; pick another.")
+        self._loaded[name] = entry
 
     def get(self, name: str) -> T:
         """The object called ``name``, or found at the dotted path ``name``.
