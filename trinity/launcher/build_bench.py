@@ -49,7 +49,9 @@ def engine_dtype(model: InferenceModelConfig) -> torch.dtype:
         return resolve_dtype(model.dtype, None)
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+    config = AutoConfig.from_pretrained(
+        model.model_path or "", trust_remote_code=model.trust_remote_code
+    )
     return resolve_dtype("auto", config.dtype)
 
 
