@@ -1,5 +1,8 @@
 """`simple_mm_workflow`: one question about pictures or videos."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from trinity.common.models.media import NUM_FRAMES, media_of, parts_of
 from trinity.common.workflows import SimpleWorkflow
 from trinity.common.workflows.simple import Messages
@@ -12,6 +15,8 @@ class SimpleMMWorkflow(SimpleWorkflow):
     ``format.video_key`` is `workflow_args.num_frames` (8) images, where the prompt has
     ``<video>``. Needs `explorer.rollout_model.enable_multimodal: true`.
     """
+
+    argument_types: ClassVar[Mapping[str, Any]] = {"num_frames": int}
 
     def format_messages(self) -> Messages:
         messages = super().format_messages()

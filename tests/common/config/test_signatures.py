@@ -13,8 +13,9 @@ from trinity.common.config.argument_types import parameters_of_callable
 from trinity.common.config.check import find_problems
 from trinity.common.config.check_algorithm import METHOD_REGISTRIES
 from trinity.common.config.names import table_of
-from trinity.common.config.signatures import parameters_of
+from trinity.common.config.signatures import parameters_of, workflow_arguments
 from trinity.common.rewards import REWARD_FUNCTIONS
+from trinity.common.workflows import WORKFLOWS
 from trinity.utils.registry import Registry
 
 REGISTRIES: dict[str, Registry] = {
@@ -45,6 +46,13 @@ def test_their_types_are_those_of_the_class(registry: str, name: str) -> None:
     imported = parameters_of_callable(REGISTRIES[registry].get(name)) or {}
     for argument in found.keys() - ELSEWHERE:
         assert found[argument] == imported[argument], argument
+
+
+@pytest.mark.parametrize("name", table_of("WORKFLOWS"))
+def test_the_argument_types_of_workflows_are_those_of_the_class(name: str) -> None:
+    """Old names, whose classes the table does not write out, are judged once they are imported."""
+    wanted = WORKFLOWS.get(name).all_argument_types()
+    assert workflow_arguments(name) == (wanted if table_of("WORKFLOWS")[name] else {})
 
 
 def test_misspelt_arguments_of_the_correction_are_told() -> None:

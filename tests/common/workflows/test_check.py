@@ -48,6 +48,14 @@ def test_what_fits_has_no_problems():
             "reward_fn_args.format_score_coef",
             "must be a number",
         ),
+        (
+            {
+                "default_workflow_type": "async_math_boxed_workflow",
+                "workflow_args": {"use_base": "no"},
+            },
+            "workflow_args.use_base",
+            "true or false",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told(values, key, text):

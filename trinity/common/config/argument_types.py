@@ -25,11 +25,13 @@ def parameters_of_callable(entry: Callable[..., object]) -> Parameters | None:
     return {p.name: Any if p.annotation is p.empty else p.annotation for p in taken}
 
 
-def type_problems(key: str, value: object, annotation: Any) -> Iterator[Problem]:
+def type_problems(
+    key: str, value: object, annotation: Any, reads_numbers: bool = False
+) -> Iterator[Problem]:
     """What is wrong with ``value`` at ``key``, for an argument annotated with ``annotation``.
 
-    Numbers of another kind that mean the same are right (1 for 1.0). A text is no number: the
-    argument is passed on as it stands. An annotation that pydantic can't check is not judged.
+    Numbers of another kind that mean the same are right (1 for 1.0). A text is no number, unless
+    whoever takes it reads one from it. An annotation that pydantic can't check is not judged.
     """
     section, _, name = key.rpartition(".")
     given = {name: value}
@@ -39,7 +41,8 @@ def type_problems(key: str, value: object, annotation: Any) -> Iterator[Problem]
         return
     try:
         taken = adapter.validate_python(given)[name]
-        if isinstance(value, str) and isinstance(taken, int | float):
+        is_read = reads_numbers and not isinstance(taken, bool)
+        if isinstance(value, str) and isinstance(taken, int | float) and not is_read:
             adapter.validate_python(given, strict=True)
     except ValidationError as error:
         for problem in problems_of(error, given):

@@ -13,7 +13,12 @@ from trinity.common.config.check_data import tasksets_of
 from trinity.common.config.derive_data import EXPERIENCES
 from trinity.common.config.nearest import nearest
 from trinity.common.config.root import Config
-from trinity.common.config.signatures import Parameters, parameters_of, parameters_of_class
+from trinity.common.config.signatures import (
+    Parameters,
+    parameters_of,
+    parameters_of_class,
+    workflow_arguments,
+)
 from trinity.common.errors import Problem
 
 COLLABORATORS = ("reader", "batch_size", "auxiliary")
@@ -96,4 +101,19 @@ def _rewards(case: Case) -> Iterator[Problem]:
         yield from wrong_arguments(given, {**policy, **(own or {})})
 
 
-ARGUMENT_CHECKS: tuple[Check, ...] = (_arguments, _correction, _rewards)
+def _workflows(case: Case) -> Iterator[Problem]:
+    for _, key, taskset in tasksets_of(case):
+        types = workflow_arguments(taskset.default_workflow_type or "")
+        yield from mistyped(f"{key}.workflow_args", taskset.workflow_args, types)
+
+
+def mistyped(
+    key: str, args: Mapping[str, object], types: Mapping[str, object]
+) -> Iterator[Problem]:
+    """A problem for each of a workflow's arguments that is not of the type that it says."""
+    for argument in args.keys() & types.keys():
+        of_one = f"{key}.{argument}"
+        yield from type_problems(of_one, args[argument], types[argument], reads_numbers=True)
+
+
+ARGUMENT_CHECKS: tuple[Check, ...] = (_arguments, _correction, _rewards, _workflows)

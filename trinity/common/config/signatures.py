@@ -41,20 +41,48 @@ def parameters_of_class(path: str) -> Parameters | None:
     return _parameters(module, class_name)
 
 
-def _parameters(module: str, class_name: str) -> Parameters | None:
+@cache
+def workflow_arguments(name: str) -> Parameters:
+    """The `argument_types` of the workflow that ships as ``name``, with those of its bases."""
+    module, _, class_name = table_of("WORKFLOWS").get(name, "").rpartition(".")
+    return _declared(module, class_name)
+
+
+def _declared(module: str, class_name: str) -> Parameters:
+    found = _find(module, class_name)
+    if found is None:
+        return {}
+    module, node, tree = found
+    declared: dict[str, Any] = {}
+    for base in reversed(node.bases):
+        declared |= _declared(module, ast.unparse(base))
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == "argument_types":
+            assert isinstance(item.value, ast.Dict)
+            pairs = zip(item.value.keys, item.value.values, strict=True)
+            declared |= {ast.literal_eval(k): _type(v, tree) for k, v in pairs if k is not None}
+    return declared
+
+
+def _find(module: str, class_name: str) -> tuple[str, ast.ClassDef, ast.Module] | None:
+    """A class of trinity's, looked up where ``module`` has it from: there, and what it says."""
     tree = parse(PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py"))
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
-            return _of_class(module, node, tree)
+            return module, node, tree
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 if alias.name == class_name and node.module.startswith(f"{PACKAGE.name}."):
-                    return _parameters(node.module, class_name)
-    return {} if class_name in ("ABC", "object") else None
+                    return _find(node.module, class_name)
+    return None
 
 
-def _of_class(module: str, node: ast.ClassDef, tree: ast.Module) -> Parameters | None:
+def _parameters(module: str, class_name: str) -> Parameters | None:
     """Those of its ``__init__``, or of the first base that has one; of a dataclass its fields."""
+    found = _find(module, class_name)
+    if found is None:
+        return {} if class_name in ("ABC", "object") else None
+    module, node, tree = found
     if node.decorator_list:
         is_dataclass = ast.unparse(node.decorator_list[0]).startswith("dataclass")
         return dict(_fields(node, tree)) if is_dataclass and not node.bases else None
@@ -66,9 +94,9 @@ def _of_class(module: str, node: ast.ClassDef, tree: ast.Module) -> Parameters |
             taken = [*given.posonlyargs, *given.args, *given.kwonlyargs][1:]
             return {a.arg: _type(a.annotation, tree) for a in taken}
     for base in node.bases:
-        found = _parameters(module, base.id) if isinstance(base, ast.Name) else None
-        if found != {}:
-            return found
+        inherited = _parameters(module, base.id) if isinstance(base, ast.Name) else None
+        if inherited != {}:
+            return inherited
     return {}
 
 

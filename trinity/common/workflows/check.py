@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from trinity.common.config.argument_types import parameters_of_callable, type_problems
 from trinity.common.config.buffer import TasksetConfig
+from trinity.common.config.check_arguments import mistyped
 from trinity.common.errors import MissingExtraError, Problem
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardPolicy, make_scorer
 from trinity.common.workflows.names import WORKFLOWS
@@ -29,6 +30,8 @@ def check_workflow(taskset: TasksetConfig) -> Iterator[Problem]:
         yield Problem("default_workflow_type", message, value=name)
     if faults:
         return
+    if workflow is not None:
+        yield from mistyped("workflow_args", taskset.workflow_args, workflow.all_argument_types())
     yield from _reward_problems(taskset, workflow)
 
 

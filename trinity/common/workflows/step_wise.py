@@ -5,7 +5,7 @@ They need `explorer.rollout_model.enable_history: true`, which records every rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.common.workflows.workflow import Workflow, defined_at
@@ -26,6 +26,7 @@ class _Steps(Workflow):
 
     is_async: ClassVar[bool] = False
     needs_history: ClassVar[bool] = True
+    argument_types: ClassVar[Mapping[str, Any]] = {"max_step_num": int}
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trinity.utils.threads import run_sync
@@ -37,6 +38,8 @@ class Workflow:
     can_repeat: ClassVar[bool] = False
     is_async: ClassVar[bool] = False
     needs_history: ClassVar[bool] = False
+    argument_types: ClassVar[Mapping[str, Any]] = {}
+    """Types of `workflow_args` that are checked before a run; a base's hold too."""
 
     def __init__(
         self,
@@ -56,6 +59,14 @@ class Workflow:
         self.repeat_times = 1
         self.run_id_base = 0
         self.logger = logging.getLogger("trinity.workflow")
+
+    @classmethod
+    def all_argument_types(cls) -> dict[str, Any]:
+        """`argument_types`, with those of its bases."""
+        declared: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            declared |= vars(base).get("argument_types", {})
+        return declared
 
     @property
     def auxiliary_models(self) -> list[Any]:

@@ -1,7 +1,7 @@
 """Agents of the `agentscope` package (2.x), trained as they are: only their model is exchanged."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -25,6 +25,13 @@ class AgentScopeReActWorkflow(AgentWorkflow):
     that AgentScope adds to prompts are off, so that prompts repeat. The reward is the task's
     reward function on the agent's last message.
     """
+
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "type": str,
+        "tools": Sequence[str],
+        "max_turns": int,
+        "context_size": int | None,
+    }
 
     async def solve(self) -> str:
         from_agentscope = _agentscope()
@@ -55,6 +62,7 @@ class AgentScopeAdapterWorkflow(AgentWorkflow):
     result has ``reward``. Both may have ``metrics``, and take fewer arguments. ``task`` is the row.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"workflow_func": str, "judge_func": str | None}
     default_reward_fn: ClassVar[None] = None  # type: ignore[assignment]  # judge_func is the reward
 
     async def run_async(self) -> list[Experience]:

@@ -1,7 +1,8 @@
 """`python_tool_workflow`: solve a problem with Python at hand, over several turns."""
 
 import re
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
 from trinity.common.workflows import BaseSimpleWorkflow, MultiTurnWorkflow
@@ -25,6 +26,11 @@ class PythonToolWorkflow(BaseSimpleWorkflow, MultiTurnWorkflow):
     ``code_errors``.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "max_turns": int,
+        "code_timeout_s": float,
+        "memory_mb": int,
+    }
     is_async: ClassVar[bool] = True
     default_reward_fn: ClassVar[str] = "math_boxed_reward"
     default_system_prompt: ClassVar[str] = _SYSTEM_PROMPT

@@ -1,7 +1,7 @@
 """`react_workflow`: an agent that calls tools until it knows the answer, by an OpenAI client."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
@@ -31,6 +31,7 @@ class AgentWorkflow(BaseSimpleWorkflow):
     is the answer. Metrics: ``turns``, ``outgrown`` (1 where that happened).
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"merge_turns": bool}
     is_async: ClassVar[bool] = True
     default_reward_fn: ClassVar[str] = "math_boxed_reward"
     needs_history: ClassVar[bool] = True
@@ -87,6 +88,11 @@ class ReActWorkflow(AgentWorkflow):
     (``enable_auto_tool_choice``, ``tool_call_parser``). Metrics: ``turns``, ``tool_calls``.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "tools": Sequence[str],
+        "max_turns": int,
+        "tool_obs_char_limit": int,
+    }
     default_system_prompt: ClassVar[str] = _SYSTEM_PROMPT
     #: Replies at most, if `workflow_args` do not say.
     default_max_turns: ClassVar[int] = 8

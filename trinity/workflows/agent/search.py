@@ -2,9 +2,9 @@
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trinity.common.errors import NotSetUpError
 from trinity.workflows.agent.react import ReActWorkflow
@@ -24,6 +24,10 @@ class WebSearchWorkflow(ReActWorkflow):
     is the task's; by default the answer must be the truth.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "search_client_type": Literal["searxng", "tavily"],
+        "num_results": int,
+    }
     default_reward_fn: ClassVar[str] = "accuracy_reward"
     default_max_turns: ClassVar[int] = 10
     default_system_prompt: ClassVar[str] = (
@@ -84,6 +88,7 @@ class EmailSearchWorkflow(ReActWorkflow):
     ``tool_obs_char_limit`` (2000). The row may name the ``inbox`` that is searched.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"database": str}
     default_reward_fn: ClassVar[str] = "accuracy_reward"
     default_max_turns: ClassVar[int] = 10
     default_system_prompt: ClassVar[str] = (

@@ -1,7 +1,8 @@
 """On-policy distillation: the student answers, the teacher says how likely each token was."""
 
 import asyncio
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
 from trinity.common.workflows import SimpleWorkflow
@@ -16,6 +17,7 @@ class OnPolicyDistillWorkflow(SimpleWorkflow):
     student minus teacher log-probability over the response.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"temperature": float}
     can_repeat: ClassVar[bool] = True
 
     async def run_async(self) -> list[Experience]:
@@ -40,7 +42,7 @@ class OnPolicyDistillWorkflow(SimpleWorkflow):
             "temperature", answer.info.get("temperature", 1.0)
         )
         teacher = self.auxiliary_model_wrappers[0]
-        logprobs = await teacher.logprobs_async(answer.tokens, temperature)
+        logprobs = await teacher.logprobs_async(answer.tokens, float(temperature))
         answer.teacher_logprobs = logprobs[answer.prompt_length - 1 :]
         if answer.logprobs is not None:
             gap = answer.logprobs - answer.teacher_logprobs

@@ -1,7 +1,7 @@
 """`EnvWorkflow`: the loop between a model and an environment that answers in text."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
@@ -41,6 +41,7 @@ class EnvWorkflow(MultiTurnWorkflow):
     there, with the reward it has.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"max_turns": int, "step_wise": bool}
     is_async: ClassVar[bool] = True
     #: Whether `begin`, `act` and `end` take long, and so need a thread.
     is_blocking: ClassVar[bool] = False

@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ class SQLWorkflow(EnvWorkflow):
     they take too long. Metrics: ``queries``, ``query_errors``.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"database_dir": str}
     is_blocking: ClassVar[bool] = True
     default_max_turns: ClassVar[int] = 10
 

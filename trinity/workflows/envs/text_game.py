@@ -1,7 +1,8 @@
 """`TextGameWorkflow`: worlds of text with one command a turn, such as ALFWorld."""
 
 import re
-from typing import ClassVar, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
 from trinity.common.experience import Experience
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
@@ -38,6 +39,7 @@ class TextGameWorkflow(EnvWorkflow):
     ``missing_actions``.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"max_env_steps": int, "reflect": bool}
     is_blocking: ClassVar[bool] = True
     default_max_turns: ClassVar[int] = 30
     rules: ClassVar[str] = ""

@@ -32,6 +32,10 @@ class RubricJudgeWorkflow(SimpleWorkflow):
     sample is left out.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "rubric_key": str,
+        "judge_args": Mapping[str, Any],
+    }
     can_repeat: ClassVar[bool] = True
 
     async def run_async(self) -> list[Experience]:
@@ -94,6 +98,12 @@ class RubricJudgeOpenAIWorkflow(RubricJudgeWorkflow):
     `workflow_args`: ``judge_model_name``, and the names of the environment variables with its
     URL and key, ``judge_api_base_url_env`` and ``judge_api_key_env``.
     """
+
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "judge_model_name": str,
+        "judge_api_base_url_env": str,
+        "judge_api_key_env": str,
+    }
 
     def judge(self) -> Judge:
         arguments = self.task.workflow_args

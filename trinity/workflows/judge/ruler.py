@@ -1,5 +1,6 @@
 """RULER: a judge ranks the responses of a group, and the ranks are the rewards."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
@@ -35,6 +36,10 @@ class MathRulerWorkflow(MathWorkflow):
     not trained on.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "show_truth": bool,
+        "judge_args": Mapping[str, Any],
+    }
     can_repeat: ClassVar[bool] = True
 
     async def run_async(self) -> list[Experience]:

@@ -1,6 +1,7 @@
 """`math_hint_workflow`: ask, and hint after a wrong answer. For tasks with a checkable answer."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
 from trinity.common.workflows import REWARD_ERROR, SimpleWorkflow
@@ -15,12 +16,13 @@ class MathHintWorkflow(SimpleWorkflow):
     answer: a first attempt that a hint rescued is credited like a right one.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"max_turns": int}
     default_reward_fn: ClassVar[str] = "math_boxed_reward"
 
     async def run_async(self) -> list[Experience]:
         messages = self.format_messages()
         turns: list[Experience] = []
-        for step in range(self.task.workflow_args.get("max_turns", 2)):
+        for step in range(int(self.task.workflow_args.get("max_turns", 2))):
             [turn] = await self.model.chat_async(messages, n=1, **self.rollout_args)
             turn.eid.step = step
             turns.append(turn)

@@ -1,6 +1,7 @@
 """Workflows that ask for one answer, which is checked as mathematics."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from trinity.common.experience import Experience
 from trinity.common.rewards import RewardFn, Scorer, make_scorer
@@ -38,6 +39,11 @@ class MathBoxedWorkflow(SimpleWorkflow):
     a chat template.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "use_base": bool,
+        "with_think": bool,
+        "format_score_coef": float,
+    }
     default_reward_fn: ClassVar[str] = "math_boxed_reward"
 
     def reset(self, task: Task) -> None:

@@ -106,6 +106,24 @@ CASES = [
         "digits only",
         {f"{TASKSET}.reward_fn_args.max_retries": 3},
     ),
+    *(
+        Wrong(
+            f"a workflow with {argument}: {value}",
+            {
+                f"{TASKSET}.default_workflow_type": workflow,
+                f"{TASKSET}.workflow_args": {argument: value, "own": "anything"},
+            },
+            f"{TASKSET}.workflow_args.{argument}",
+            says,
+            {f"{TASKSET}.workflow_args.{argument}": right},
+        )
+        for workflow, argument, value, says, right in (
+            ("react_workflow", "max_turns", "abc", "digits only", "5"),
+            ("sudoku_workflow", "max_turns", None, "digits only", 5.0),
+            ("alfworld_workflow", "reflect", "false", "`true` or `false`", False),
+            ("react_workflow", "tools", "python", "one item a line", ["python"]),
+        )
+    ),
     Wrong(
         "operators that take other arguments",
         {OPERATORS: [{"name": "reward_shaping_mapper", "args": {"reward_shaping_configs": 3}}]},

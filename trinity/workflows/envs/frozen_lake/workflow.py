@@ -1,7 +1,8 @@
 """`frozen_lake_workflow`: cross the ice to the goal without falling into a hole."""
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from trinity.common.extras import needed
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
@@ -24,6 +25,12 @@ class FrozenLakeWorkflow(EnvWorkflow):
     (False), ``desc`` (rows of ``SFHG``, in place of a random map). Metrics: ``success``,
     ``env_moves``, ``invalid_replies``.
     """
+
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "env_max_steps": int,
+        "agent_max_steps": int,
+        "is_slippery": bool,
+    }
 
     def begin(self) -> Messages:
         arguments = self.task.workflow_args

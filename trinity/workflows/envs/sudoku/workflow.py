@@ -1,5 +1,8 @@
 """`sudoku_workflow`: fill a grid; wrong cells are pointed out and may be tried again."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from trinity.rewards.sudoku import Grid, as_grid, is_solution
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
 from trinity.workflows.envs.sudoku.generator import make_puzzle
@@ -17,6 +20,7 @@ class SudokuWorkflow(EnvWorkflow):
     number of tries. Metrics: ``solved``, ``right_cells`` (share of the empty cells).
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"retry_cost": float}
     default_max_turns = 3
 
     def begin(self) -> Messages:

@@ -1,8 +1,8 @@
 """`textarena_workflow`: any game of `textarena`, alone or against a model."""
 
 import random
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from trinity.common.extras import needed
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
@@ -22,6 +22,12 @@ class TextArenaWorkflow(EnvWorkflow):
     is not trained on. Metrics: ``game_reward``, ``invalid_move``, ``game_turns``.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "env_id": str,
+        "num_players": int,
+        "env_args": Mapping[str, Any],
+        "system_prompt": str,
+    }
     default_max_turns = 50
 
     async def begin(self) -> Messages:

@@ -35,6 +35,7 @@ class VerifiersWorkflow(Workflow):
     Needs `enable_history: true` and `enable_openai_api: true` in `explorer.rollout_model`.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"env": Mapping[str, Any], "merge_turns": bool}
     is_async: ClassVar[bool] = True
     needs_history: ClassVar[bool] = True
 

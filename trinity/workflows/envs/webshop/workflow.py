@@ -2,7 +2,8 @@
 
 import os
 import sys
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from trinity.common.errors import NotSetUpError
 from trinity.workflows.envs.text_game import TextGame, TextGameWorkflow
@@ -18,6 +19,7 @@ class WebShopWorkflow(TextGameWorkflow):
     ``num_products`` (1000). Reward: WebShop's own, from 0 to 1.
     """
 
+    argument_types: ClassVar[Mapping[str, Any]] = {"num_products": int}
     default_max_turns: ClassVar[int] = 15
     rules: ClassVar[str] = (
         "You shop for what the instruction asks for. In each turn think first, then write one "
