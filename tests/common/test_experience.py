@@ -87,6 +87,11 @@ def experiences(draw: st.DrawFn) -> Experience:
                 [None, {"pixel.values": torch.rand(2, 3).bfloat16(), "x": torch.eye(2)}]
             )
         ),
+        routed_experts=draw(
+            st.sampled_from([None, torch.arange(6).view(1, 3, 2).short()]).map(
+                lambda routes: None if routes is None else routes.repeat(prompt + response, 1, 1)
+            )
+        ),
         custom_fields=draw(st.sampled_from([[], [CustomField("a", "b", torch.float64)]])),
         **{
             name: draw(floats(response))
@@ -349,6 +354,12 @@ def test_kinds() -> None:
 def test_a_length_that_does_not_fit_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} has 3 entries, but the response has 2"):
         Experience(tokens=[1, 2, 3], **{name: [1, 1, 1]})
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 2), (3, 3)])
+def test_routes_must_be_those_of_all_tokens(shape) -> None:
+    with pytest.raises(ValueError, match=r"routed_experts has shape .* must be \[3, layers, k\]"):
+        Experience(tokens=[1, 2, 3], routed_experts=torch.zeros(shape, dtype=torch.int16))
 
 
 def test_another_truncate_status_is_named() -> None:

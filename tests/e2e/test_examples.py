@@ -122,3 +122,19 @@ def test_an_adapter(toy: Toy, start: Start, tmp_path: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(model)
     weights = [m.model.layers[0].mlp.up_proj.weight for m in (base, first, last)]
     assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+
+
+def test_experts_of_the_rollout_are_taken_in_training(start: Start, tmp_path: Path) -> None:
+    """`examples/router_replay` in a few steps: all tokens but the last of a row have routes."""
+    made = tmp_path / "made"
+    script = EXAMPLES / "router_replay" / "prepare.py"
+    subprocess.run([sys.executable, str(script), "--folder", str(made)], check=True)
+    config = example("router_replay/moe.yaml", tmp_path)
+    config.write_text(config.read_text().replace("examples/router_replay/", f"{made}/"))
+    plugins = EXAMPLES / "quickstart" / "plugins"
+    short = ["stages.0.buffer.total_steps=3", "buffer.total_steps=4", "explorer.eval_interval=4"]
+    run = start(config, *short, plugins=plugins).succeed()
+    found = scalars(run.job / "rft", "trainer")
+    assert all(0.8 < share < 1 for share in found["routes/known_share"])
+    assert found["actor/first_ratio_max_deviation"][0] < 1e-2
+    assert [stage["steps"] for stage in run.summary["stages"]] == [3, 4]

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.common.models import moe
 from tests.trainer.toy import tiny_config
 from trinity.checkpoint import layout
 from trinity.common.config import Config
 from trinity.common.constants import Mode
 from trinity.launcher import check_verl
+from trinity.launcher.build_engine import torch_settings
+from trinity.launcher.build_train_engine import _settings as trainer_settings
 from trinity.launcher.check_megatron import megatron_problems
 from trinity.launcher.check_trainer import divides, trainer_problems
 from trinity.launcher.checks import find_start_problems
@@ -52,6 +55,18 @@ def messages(plan: RunPlan) -> list[str]:
 
 def test_a_sound_plan_has_no_problem(plan):
     assert messages(plan) == []
+
+
+def test_routes_of_a_model_without_experts_are_refused(tmp_path):
+    grpo = {"algorithm_type": "grpo", "repeat_times": 2, "enable_router_replay": True}
+    plan = plan_of(tmp_path, algorithm=grpo)
+    [found] = messages(plan)
+    assert "enable_router_replay: The model (llama) has no experts" in found
+    moe.qwen().save_pretrained(tmp_path / "model")
+    assert messages(plan) == []
+    model = plan.config.explorer.rollout_model
+    assert torch_settings(plan.config, model, 1, "cpu").returns_routes
+    assert trainer_settings(plan, None).replays_routes
 
 
 def test_heads_and_ranks_that_do_not_divide_are_refused_with_what_would(tmp_path):

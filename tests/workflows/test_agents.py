@@ -115,3 +115,20 @@ def test_chains_are_merged_and_forks_are_not():
     assert merged.logprobs.tolist() == [-0.5, -0.5, 0, 0, -0.5]
     assert merged.token_versions.tolist() == [5, 5, -1, -1, 6] and merged.reward == 1
     assert torch.equal(alone.tokens, other.tokens) and torch.equal(forked.tokens, fork.tokens)
+
+
+def test_a_merged_row_has_the_routes_that_each_turn_was_sampled_with():
+    routes = [torch.full((n, 1, 2), turn, dtype=torch.int16) for turn, n in enumerate((4, 7, 9))]
+    for one in routes:
+        one[-1] = -1  # sampled, and not computed
+    ids = [1, 2, 3, 4, 9, 9, 5, 8, 6]
+    chain = [
+        turn(ids[:4], 2, routed_experts=routes[0]),
+        turn(ids[:7], 6, routed_experts=routes[1]),
+        turn(ids, 8, routed_experts=routes[2]),
+    ]
+    [merged] = merge_turns(chain)
+    assert merged.routed_experts[:, 0, 0].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, -1]
+    chain[1].routed_experts = None
+    [merged] = merge_turns(chain)
+    assert torch.equal(merged.routed_experts, routes[2])

@@ -31,6 +31,7 @@ TENSOR_FIELDS: dict[str, torch.dtype] = {
     "chosen": torch.int32,
     "rejected": torch.int32,
 }
+_ROUTES = "routed_experts"
 _FREE_LENGTH = ("tokens", "chosen", "rejected")
 _PLAIN_FIELDS = (
     "reward",
@@ -125,6 +126,8 @@ class Experience:
         action_mask: [R] True on sampled tokens; all True if not given.
         teacher_logprobs: [R] log-probabilities of the same tokens under a teacher.
         token_versions: [R] version of the weights that sampled each token.
+        routed_experts: [P + R, layers, k] experts that each token went to in a mixture-of-experts
+            model, -1 where that is not known (`trinity.common.models.routes`).
         custom_fields: Values of ``info`` that the trainer needs as tensors.
 
     Raises:
@@ -156,6 +159,7 @@ class Experience:
         rejected_messages: Messages | None = None,
         teacher_logprobs: Tensor | Sequence[float] | None = None,
         token_versions: Tensor | Sequence[int] | None = None,
+        routed_experts: Tensor | None = None,
         multi_modal_inputs: dict[str, Tensor] | None = None,
         custom_fields: Sequence[CustomField] = (),
     ) -> None:
@@ -179,6 +183,7 @@ class Experience:
         self.rejected_messages = rejected_messages
         self.teacher_logprobs = _optional("teacher_logprobs", teacher_logprobs)
         self.token_versions = _optional("token_versions", token_versions)
+        self.routed_experts = routed_experts
         self.multi_modal_inputs = multi_modal_inputs
         self.custom_fields = list(custom_fields)
         is_pair = self.chosen is not None and self.rejected is not None
@@ -225,6 +230,12 @@ class Experience:
                     f"{name} has {len(value)} entries, but the response has {response_length} "
                     f"tokens ({num_tokens} tokens, prompt_length {self.prompt_length})."
                 )
+        routes = self.routed_experts
+        if routes is not None and (routes.ndim != 3 or len(routes) != num_tokens):
+            raise ValueError(
+                f"routed_experts has shape {tuple(routes.shape)}, but must be [{num_tokens}, "
+                "layers, k]: one entry for each token."
+            )
 
     def to_dict(self) -> dict[str, object]:
         """What a person wants to read of it: ids, lengths, texts, reward; no tensors."""
@@ -327,7 +338,7 @@ def serialize_many(experiences: Sequence[Experience]) -> bytes:
     media = {
         f"{index}.{name}": tensor
         for index, e in enumerate(experiences)
-        for name, tensor in (e.multi_modal_inputs or {}).items()
+        for name, tensor in _named_tensors(e).items()
     }
     return wire.pack(wire.Table(len(experiences), tensors, values, media))
 
@@ -363,7 +374,7 @@ def to_hf_datasets(experiences: Sequence[Experience]) -> "Dataset":
     columns = {name: [getattr(e, name) for e in experiences] for name in names}
     columns["eid"] = [_pack_eid(e.eid) for e in experiences]
     columns["custom_fields"] = [_pack_custom_fields(e.custom_fields) for e in experiences]
-    columns["multi_modal_inputs"] = [e.multi_modal_inputs for e in experiences]
+    columns["multi_modal_inputs"] = [_named_tensors(e) or None for e in experiences]
     return make_dataset(columns, TENSOR_FIELDS)
 
 
@@ -383,6 +394,7 @@ def from_hf_datasets(dataset: "Dataset") -> list[Experience]:
             "`to_hf_datasets` makes such data sets."
         )
     columns = read_dataset(dataset.select_columns(sorted(wanted)), TENSOR_FIELDS)
+    columns |= _by_field(columns["multi_modal_inputs"])
     columns["eid"] = [_unpack_eid(ids) for ids in columns["eid"]]
     columns["custom_fields"] = [
         _unpack_custom_fields(fields) for fields in columns["custom_fields"]
@@ -407,8 +419,21 @@ def _columns(table: wire.Table) -> dict[str, Sequence[object]]:
     for key, tensor in table.named.items():
         index, _, name = key.partition(".")
         media[int(index)] = {**(media[int(index)] or {}), name: tensor}
-    columns["multi_modal_inputs"] = media
-    return columns
+    return {**columns, **_by_field(media)}
+
+
+def _named_tensors(experience: Experience) -> dict[str, Tensor]:
+    """Tensors of other shapes than one entry per token."""
+    media, routes = experience.multi_modal_inputs or {}, experience.routed_experts
+    return media if routes is None else {**media, _ROUTES: routes}
+
+
+def _by_field(
+    named: Sequence[dict[str, Tensor] | None],
+) -> dict[str, list[dict[str, Tensor] | None] | list[Tensor | None]]:
+    """What `_named_tensors` put together, as columns of attributes."""
+    media = [{n: t for n, t in (row or {}).items() if n != _ROUTES} or None for row in named]
+    return {"multi_modal_inputs": media, _ROUTES: [(row or {}).get(_ROUTES) for row in named]}
 
 
 def _restore(names: Iterable[str], values: Sequence[object]) -> Experience:

@@ -57,6 +57,7 @@ def torch_settings(
         adapter=adapter_settings(config) if model.enable_lora else None,
         named_adapters=named_adapters(model),
         loads_adapters=model.enable_runtime_lora_updating,
+        returns_routes=model.enable_return_routed_experts,
     )
 
 
@@ -120,6 +121,7 @@ def _vllm_settings(plan: RunPlan, model: InferenceModelConfig, name: str) -> VLL
         model_path=model.model_path or plan.config.model.model_path,
         init_seed=plan.config.seed,
         sleeps=plan.is_colocated,
+        returns_routes=model.enable_return_routed_experts,
         keeps_seeds=plan.gpus.total == 0,  # a draw for each request would take most of a GPU's time
         config_overrides=rope_overrides(model),
         adapter=adapter_settings(plan.config) if model.enable_lora else None,

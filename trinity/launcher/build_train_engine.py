@@ -152,6 +152,7 @@ def _settings(plan: RunPlan, updates: int | None) -> TorchEngineSettings:
         save_strategy=trainer.save_strategy.value,
         device=plan.device,
         compiles_layers=plan.device == "cuda" and is_compiled(config),
+        replays_routes=config.algorithm.enable_router_replay,
         trust_remote_code=trainer.trust_remote_code,
         config_overrides=rope_overrides(model),
         chat_template=model.custom_chat_template,

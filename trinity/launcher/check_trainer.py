@@ -9,7 +9,7 @@ from trinity.checkpoint import layout
 from trinity.common.config import Config
 from trinity.common.config.derive import needs_critic
 from trinity.common.config.gpus import batch_problems, ranks_per_row
-from trinity.common.constants import EngineType, TrainerStrategy, TrainerType
+from trinity.common.constants import EXPERT_COUNTS, EngineType, TrainerStrategy, TrainerType
 from trinity.common.errors import Problem
 from trinity.launcher.plan import RunPlan
 
@@ -48,6 +48,7 @@ def trainer_problems(plan: RunPlan) -> Iterator[Problem]:
     yield from _number_format_problems(config, folder)
     yield from _sequence_problems(plan, shape)
     yield from _tokenizer_problems(folder, shape)
+    yield from _expert_problems(config, folder)
     yield from _checkpoint_problems(plan, shape)
     if config.model.lora_configs:
         from trinity.launcher.adapter import adapter_problems
@@ -65,6 +66,16 @@ def _number_format_problems(config: Config, folder: Path) -> Iterator[Problem]:
     if found and saved != own:
         message = f"The model folder's own is {saved}, but `trainer.dtype` is {own}."
         yield Problem("explorer.rollout_model.dtype", message, f"Set `dtype: {own}`.", "auto")
+
+
+def _expert_problems(config: Config, folder: Path) -> Iterator[Problem]:
+    if not config.algorithm.enable_router_replay:
+        return
+    found = _read_whole(folder / "config.json")
+    found = found.get("text_config", found)
+    if found and not any(name in found for name in EXPERT_COUNTS):
+        why = f"The model ({found.get('model_type')}) has no experts to which tokens are routed."
+        yield Problem("algorithm.enable_router_replay", why, "Remove it.", "true")
 
 
 def _sequence_problems(plan: RunPlan, shape: dict[str, Any]) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class EngineServer:
             for name in ("stop", "stop_token_ids"):
                 params[name] = tuple(params[name])
             found = await engine.sample(request["prompt_ids"], SamplingParams(**params))
-            return [asdict(completion) for completion in found]
+            return [asdict(replace(completion, routes=None)) for completion in found]
         if request["call"] == "partial":
             return await engine.partial(request["request_id"])
         if request["call"] == "logprobs":

@@ -12,9 +12,13 @@ from torch import Tensor
 
 from trinity.common.experience import Experience, split_dpo_experience_to_single_turn
 from trinity.common.models.prompts import require_bounds_known
+from trinity.common.models.routes import DTYPE as ROUTES_DTYPE
+from trinity.common.models.routes import UNKNOWN
 from trinity.common.models.vision import PIXELS
 
 _NAMED = 3  # rows that a message names
+ROUTES = "routed_experts"
+"""Column of the experts that tokens went to: [B, tokens, layers, k]."""
 #: Field of an experience -> name of its column, both [B, T].
 _RESPONSE_FIELDS = {
     "action_mask": "action_mask",
@@ -59,6 +63,7 @@ class TrainBatch:
             **_info_columns(rows),
             **_custom_columns(rows),
             **_image_columns(rows),
+            **_route_columns(rows),
         }
         tokens = torch.cat([row.tokens for row in rows])
         return cls(tokens, torch.tensor([len(row.tokens) for row in rows]), columns)
@@ -113,6 +118,11 @@ class TrainBatch:
                 raise ValueError(f"{name} has {len(column)} rows, the batch {len(self)}.")
         return TrainBatch(self.tokens, self.lengths, {**self._columns, **columns})
 
+    def without(self, name: str) -> "TrainBatch":
+        """The same rows without a column, which need not be there."""
+        columns = {n: column for n, column in self._columns.items() if n != name}
+        return TrainBatch(self.tokens, self.lengths, columns)
+
     def select(self, rows: Sequence[int] | Tensor) -> "TrainBatch":
         """The given rows, in that order, padded to the longest response among them."""
         index = torch.as_tensor(rows, dtype=torch.long)
@@ -134,7 +144,7 @@ class TrainBatch:
         return list(pairs.values())
 
     def summary(self) -> dict[str, float]:
-        """Lengths of prompts and responses, tokens in all: metrics of the training step."""
+        """Lengths of prompts and responses, tokens, known routes: metrics of the training step."""
         metrics = {"perf/total_num_tokens": float(self.num_tokens)}
         for name, length_B in (
             ("prompt_length", self["prompt_length"]),
@@ -143,6 +153,9 @@ class TrainBatch:
             metrics[f"{name}/mean"] = float(length_B.float().mean())
             metrics[f"{name}/max"] = float(length_B.max())
             metrics[f"{name}/min"] = float(length_B.min())
+        if ROUTES in self:
+            is_known = (self[ROUTES] != UNKNOWN).any(-1).any(-1)
+            metrics["routes/known_share"] = float(is_known.sum()) / self.num_tokens
         return metrics
 
     def to_bytes(self) -> bytes:
@@ -234,6 +247,24 @@ def _image_columns(rows: Sequence[Experience]) -> dict[str, Tensor]:
             "of a training batch must have the same number of images."
         )
     return {PIXELS: torch.stack(found)}
+
+
+def _route_columns(rows: Sequence[Experience]) -> dict[str, Tensor]:
+    """``routed_experts`` [B, tokens, layers, k], if any row tells them; `UNKNOWN` elsewhere."""
+    shapes = {tuple(e.routed_experts.shape[1:]) for e in rows if e.routed_experts is not None}
+    if not shapes:
+        return {}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"Rows of a training batch have routed_experts of other models: {sorted(shapes)} "
+            "layers and experts of a token."
+        )
+    size = (len(rows), max(len(row.tokens) for row in rows), *shapes.pop())
+    routes = torch.full(size, UNKNOWN, dtype=ROUTES_DTYPE)
+    for place, row in zip(routes, rows, strict=True):
+        if row.routed_experts is not None:
+            place[: len(row.tokens)] = row.routed_experts
+    return {ROUTES: routes}
 
 
 def _custom_columns(rows: Sequence[Experience]) -> dict[str, Tensor]:

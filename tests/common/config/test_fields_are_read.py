@@ -51,7 +51,6 @@ WORKED_OUT = {
         "trainer.fix_actor_microbatch_loss_scale",
         "trainer.use_remove_padding",
     ],
-    "check_algorithm.py": ["algorithm.enable_router_replay", "*.enable_return_routed_experts"],
     "algorithm.py": ["algorithm.optimizer.optimizer_type"],
 }
 """File of the config -> keys whose whole effect is there: copied to other keys, brought together

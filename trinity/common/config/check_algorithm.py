@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from trinity.common.config.algorithm import LOSS_AGG_MODES
 from trinity.common.config.arithmetic import EXPERT_DATA_RATIO
 from trinity.common.config.case import Case, Check
-from trinity.common.constants import Mode
+from trinity.common.constants import EngineType, Mode, TrainerType
 from trinity.common.errors import Problem
+
+_REPLAY = "algorithm.enable_router_replay"
+_TELL_ROUTES = (EngineType.TORCH, EngineType.VLLM)
 
 METHOD_REGISTRIES = {
     "advantage_fn": "ADVANTAGE_FN",
@@ -135,15 +138,30 @@ def _line(case: Case) -> int | None:
 
 
 def _router_replay(case: Case) -> Iterator[Problem]:
-    replays = case.config.algorithm.enable_router_replay
-    returns = case.config.explorer.rollout_model.enable_return_routed_experts
-    why = "Routes of a mixture-of-experts rollout cannot be replayed in training yet."
-    if replays:
-        key = "algorithm.enable_router_replay"
-        yield case.problem(key, why, "Remove it; the gap shows in the mismatch metrics.")
-    if returns:
-        key = "explorer.rollout_model.enable_return_routed_experts"
-        yield case.problem(key, why, "Remove it.")
+    """Routes must be told by the engine, and taken by the trainer."""
+    config, model = case.config, case.config.explorer.rollout_model
+    if config.algorithm.enable_router_replay and config.mode.trains:
+        yield from _trainer_without_routes(case)
+    if not model.enable_return_routed_experts or config.mode is Mode.TRAIN:
+        return
+    asked = config.algorithm.enable_router_replay
+    key = _REPLAY if asked else "explorer.rollout_model.enable_return_routed_experts"
+    is_on_cpu = model.engine_type is EngineType.VLLM and not config.cluster.gpu_per_node
+    if model.engine_type not in _TELL_ROUTES or is_on_cpu:
+        where = " without GPUs" if is_on_cpu else ""
+        why = f"Engines of type {model.engine_type}{where} don't tell the experts of tokens."
+        yield case.problem(key, why, "Set `explorer.rollout_model.engine_type: torch`, or false.")
+
+
+def _trainer_without_routes(case: Case) -> Iterator[Problem]:
+    trainer = case.config.trainer
+    if trainer.trainer_type is not TrainerType.TORCH:
+        why = f"A trainer of type {trainer.trainer_type} chooses experts by itself."
+        yield case.problem(_REPLAY, why, "Set `trainer.trainer_type: torch`, or remove it.")
+    elif trainer.use_torch_compile:
+        why = "Layers in which experts are prescribed are not compiled."
+        fix = "Remove it, or `algorithm.enable_router_replay`."
+        yield case.problem("trainer.use_torch_compile", why, fix)
 
 
 ALGORITHM_CHECKS: tuple[Check, ...] = (

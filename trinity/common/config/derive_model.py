@@ -103,6 +103,9 @@ def _derive_rollout_model(filler: Filler) -> None:
         filler.put("trainer.trust_remote_code", True, "as model.trust_remote_code")
     if model.lora_configs:
         filler.put(f"{key}.enable_lora", True, "model.lora_configs")
+    if filler.config.algorithm.enable_router_replay:
+        why = "algorithm.enable_router_replay"
+        filler.put(f"{key}.enable_return_routed_experts", True, why)
     if filler.config.mode is Mode.SERVE:
         filler.put(f"{key}.enable_openai_api", True, "mode serve")
     if filler.config.mode is Mode.COLOCATE and not filler.is_set(f"{key}.gpu_memory_utilization"):

@@ -155,7 +155,8 @@ class InferenceModelConfig(ConfigModel):
     """The service behind `engine_type: openai`."""
 
     enable_return_routed_experts: bool = False
-    """Return the experts each token was routed to, for `algorithm.enable_router_replay`."""
+    """Keep the experts that each token was routed to, `routed_experts` of an experience. Set by
+    `algorithm.enable_router_replay`."""
 
     weight_sync_buffer_size: int = Field(1024, ge=1)
     """MiB sent in one piece of a weight sync, of earlier releases. Here the size is fixed: any

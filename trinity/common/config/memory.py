@@ -211,6 +211,8 @@ def is_compiled(config: Config) -> bool:
     trainer = config.trainer
     if trainer.trainer_type is not TrainerType.TORCH or not config.cluster.gpu_per_node:
         return False
+    if config.algorithm.enable_router_replay:
+        return False
     if trainer.use_torch_compile is not None:
         return trainer.use_torch_compile
     # where it is known to pay

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trinity.common.constants import EXPERT_COUNTS
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", re.IGNORECASE)
 _USUAL = (
     (0.15e9, 30, 576, 1536, 49152),
@@ -140,7 +142,7 @@ def _number(value: object, default: float) -> float:
 
 def _mlp(config: dict[str, Any], hidden: int) -> tuple[int, int, int]:
     """MLP width of one expert, experts, and active experts; 1 and 1 for a dense model."""
-    experts = config.get("num_experts") or config.get("num_local_experts")
+    experts = next((config[name] for name in EXPERT_COUNTS if config.get(name)), None)
     if experts:
         width = int(config.get("moe_intermediate_size") or config["intermediate_size"])
         return width, int(experts), int(config.get("num_experts_per_tok", 2))

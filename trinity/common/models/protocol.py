@@ -94,12 +94,15 @@ class Completion:
 
     ``logprobs`` are those of the distribution that was sampled from, temperature applied and
     before any top-p or top-k cut. ``versions`` tells the weight version behind each token.
+    ``routes`` [prompt + new tokens, layers, k] are the experts that they went to, of an engine that
+    tells them (`trinity.common.models.routes`).
     """
 
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
     versions: list[int] = field(default_factory=list)
+    routes: "Tensor | None" = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

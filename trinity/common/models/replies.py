@@ -8,6 +8,7 @@ from trinity.common.experience import Experience
 from trinity.common.models.chat import ChatFormat
 from trinity.common.models.protocol import Completion, SamplingParams, TextReply
 from trinity.common.models.reply_parsers import ParsedReply
+from trinity.common.models.routes import filled
 from trinity.common.models.transcript import TokenRow
 
 MASKED_TEXT = "[This experience is masked out due to overlong prompt]"
@@ -84,6 +85,7 @@ def experience_of(
         tokens=[*prompt_ids, *completion.token_ids],
         logprobs=completion.logprobs,
         token_versions=completion.versions or None,
+        routed_experts=completion.routes,
         prompt_length=len(prompt_ids),
         prompt_text=prompt_text,
         response_text=text_until_stop(chat, completion, params.stop),
@@ -136,6 +138,7 @@ def experience_of_row(chat: ChatFormat, row: TokenRow, limit: int | None) -> Exp
         logprobs=row.logprobs[first:end],
         action_mask=row.is_sampled[first:end],
         token_versions=versions,
+        routed_experts=None if row.routes is None else filled(row.routes, end),
         truncate_status="response_truncated" if end < len(row.ids) else None,
         prompt_text=chat.decode(ids[:first]),
         response_text=chat.decode(ids[first:]),

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from trinity.common.models.chat import ChatFormat
 from trinity.common.models.messages import Message, Messages, Tools, prefix_keys
 from trinity.common.models.protocol import Completion
+from trinity.common.models.routes import joined
 
 _PROBE = "trinity probe"
 
@@ -22,12 +25,14 @@ class TokenRow:
     """Token ids with what is known of each: four lists of one length.
 
     ``is_sampled`` tells the model's own tokens; the others have logprob 0 and version -1.
+    ``routes`` [tokens, layers, k] are those of as many tokens from the start as are known.
     """
 
     ids: list[int] = field(default_factory=list)
     is_sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    routes: Tensor | None = None
 
     def with_context(self, ids: Sequence[int]) -> "TokenRow":
         """This row and tokens after it that were not sampled."""
@@ -37,6 +42,7 @@ class TokenRow:
             [*self.is_sampled, *[False] * count],
             [*self.logprobs, *[0.0] * count],
             [*self.versions, *[-1] * count],
+            self.routes,
         )
 
     def with_sampled(self, completion: Completion) -> "TokenRow":
@@ -47,6 +53,7 @@ class TokenRow:
             [*self.is_sampled, *[True] * count],
             [*self.logprobs, *completion.logprobs],
             [*self.versions, *(completion.versions or [-1] * count)],
+            joined(self.routes, completion.routes),
         )
 
 

@@ -105,6 +105,15 @@ class StepAttention:
             parts.append(query_NHD.new_zeros(padding, query_NHD.shape[1], value_NKD.shape[-1]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
+    def keep(self, layer: int, key_NKD: Tensor, value_NKD: Tensor) -> None:
+        """Store what belongs to the step's tokens, in a layer that nothing attends to."""
+        end = len(self.sample_rows) + len(self.prompt_pages)
+        own, prompt = slice(0, len(self.sample_rows)), slice(len(self.sample_rows), end)
+        places = self.sample_rows, self.sample_positions
+        self.samples.write(layer, *places, key_NKD[own], value_NKD[own])
+        places = self.prompt_pages, self.prompt_places
+        self.prompts.write(layer, *places, key_NKD[prompt], value_NKD[prompt])
+
     def parts(self, like_NKD: Tensor) -> tuple[DecoderPart, DecoderPart]:
         """What the compiled decoder wants to know; ``like_NKD`` is like the keys to come."""
         return (

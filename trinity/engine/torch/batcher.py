@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trinity.common.models.protocol import FinishReason
+from trinity.common.models.routes import Routers
 from trinity.engine.torch.decoder import compiled_model
 from trinity.engine.torch.forward import Forward
 from trinity.engine.torch.jobs import Job, SampleJob, SampleRows, ScoreJob
@@ -30,15 +31,24 @@ class Batcher:
 
     Jobs wait (`waiting`), have their prompt computed (`prefilling`), and then, if they sample,
     run (`rows`). Samples that don't fit yet wait as `ready` jobs.
+
+    Args:
+        routers: The model's, if completions are to tell `routes`.
     """
 
-    def __init__(self, model: PreTrainedModel, limits: Limits, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        limits: Limits,
+        eos_ids: tuple[int, ...],
+        routers: Routers | None = None,
+    ) -> None:
         self.model = model
         self._limits = limits
         self._eos_ids = np.asarray(eos_ids, dtype=np.int64)
         num_layers = model.config.get_text_config().num_hidden_layers
-        self._memory = KVMemory(num_layers, limits.max_kept_bytes, model.device)
-        self.forward = Forward(model, self._memory, limits.num_threads)
+        self._memory = KVMemory(num_layers, limits.max_kept_bytes, model.device, routers)
+        self.forward = Forward(model, self._memory, limits.num_threads, routers)
         self.rows = SampleRows()
         self.waiting: deque[Job] = deque()
         self.prefilling: list[Job] = []
@@ -284,7 +294,9 @@ class Batcher:
         for row in finished.tolist():
             job = rows.jobs[row]
             reason: FinishReason = "stop" if stopped[row] else "length"
-            job.completions[rows["index"][row]] = rows.completion(row, reason)
+            completion = rows.completion(row, reason)
+            completion.routes = self._memory.routes(row, int(rows.lengths[row]))
+            job.completions[rows["index"][row]] = completion
             if all(completion is not None for completion in job.completions):
                 done.append(job)
         self._memory.remove_rows(rows, finished)

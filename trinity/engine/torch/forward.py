@@ -1,5 +1,7 @@
 """`Forward`: the forward pass of a step, over samples and pieces of prompts at once."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -8,11 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trinity.common.models.loading import image_features
+from trinity.common.models.routes import Routers
 from trinity.engine.torch.attention import StepAttention, attending
 from trinity.engine.torch.decoder import CompiledModel
 from trinity.engine.torch.jobs import SampleJob, SampleRows
 from trinity.engine.torch.kv import TILE, round_up
-from trinity.engine.torch.kv_memory import KVMemory
+from trinity.engine.torch.kv_memory import KVMemory, as_keys_and_values
 from trinity.engine.torch.pieces import (
     Piece,
     concatenated,
@@ -33,10 +36,17 @@ class Forward:
         num_threads: That PyTorch computes with.
     """
 
-    def __init__(self, model: PreTrainedModel, memory: KVMemory, num_threads: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        memory: KVMemory,
+        num_threads: int,
+        routers: Routers | None = None,
+    ) -> None:
         self.compiled: CompiledModel | None = None
         """Computes in place of the model's own modules, if there is one."""
         self._model = model
+        self._routers = routers
         self._memory = memory
         self._device = model.device
         self._multiple = max(_ROWS_MULTIPLE, 4 * num_threads)
@@ -49,7 +59,7 @@ class Forward:
         if self.compiled is not None:
             logits = self.compiled(step, token_ids, position_ids[None], kept)
         else:
-            with attending(step):
+            with attending(step), self._noting_routes(step):
                 logits = self._model(
                     **self._inputs(token_ids, len(rows), pieces),
                     position_ids=position_ids[None],
@@ -57,6 +67,16 @@ class Forward:
                     logits_to_keep=kept,
                 ).logits[0]
         return logits[: len(wanted)]
+
+    @contextmanager
+    def _noting_routes(self, step: StepAttention) -> Iterator[None]:
+        """Within, the routes of a pass are kept beside its keys and values, if they are wanted."""
+        if self._routers is None:
+            yield
+            return
+        with self._routers.noting() as noted:
+            yield
+            step.keep(self._memory.routes_layer, *as_keys_and_values(noted()))
 
     def _layout(
         self, rows: SampleRows, pieces: list[Piece]

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trinity.common.models.routes import Routers, filled
 from trinity.engine.torch.jobs import Job, SampleJob, SampleRows
 from trinity.engine.torch.kv import GRAIN, TILE, KVRows, round_up
 from trinity.engine.torch.pieces import index_tensor
@@ -21,11 +22,24 @@ class KVMemory:
     A job has pages from `open` to `close`. A sample has the row of its number in `SampleRows`; it
     begins as a copy of its prompt.
 
+    Routes of tokens (`trinity.common.models.routes`) lie as keys in a layer of their own, and are
+    shared, copied and moved as these are.
+
     Args:
         max_kept_bytes: Memory that prompts may fill which are kept for later ones.
+        routers: The model's, if routes are kept.
     """
 
-    def __init__(self, num_layers: int, max_kept_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        max_kept_bytes: int,
+        device: torch.device,
+        routers: Routers | None = None,
+    ) -> None:
+        self.routes_layer = num_layers
+        self._routers = routers
+        num_layers += routers is not None
         self.samples = KVRows(num_layers)
         self.prompts = PromptPages(num_layers, max_kept_bytes)
         self.bytes_per_token = 0.0
@@ -74,6 +88,14 @@ class KVMemory:
                 self.samples.fill(layer, first, *self.prompts.gather(layer, chosen))
             first += len(chosen)
 
+    def routes(self, row: int, length: int) -> Tensor | None:
+        """[length, L, K] of a sample of so many tokens; the last one was never computed."""
+        if self._routers is None:
+            return None
+        key_RHLD, _ = self.samples.view(self.routes_layer, row + 1, length - 1)
+        routes = key_RHLD[row, 0].view(length - 1, self._routers.num_layers, -1)
+        return filled(routes.cpu(), length)
+
     def remove_rows(self, rows: SampleRows, gone: np.ndarray) -> None:
         """Drop samples from ``rows``, and move keys and values as the others move."""
         length = round_up(int(rows.lengths.max(initial=0)))
@@ -95,3 +117,9 @@ class KVMemory:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return index_tensor(values, self._device)
+
+
+def as_keys_and_values(routes_NLK: Tensor) -> tuple[Tensor, Tensor]:
+    """Routes as keys of one head, and values of no size."""
+    key_NHD = routes_NLK.flatten(1)[:, None]
+    return key_NHD, key_NHD[..., :0]

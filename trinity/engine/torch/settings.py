@@ -36,6 +36,7 @@ class TorchEngineSettings:
         adapter: On the model from the start; weight updates are then its own. None: none.
         named_adapters: Adapters that requests may name, beside it.
         loads_adapters: Whether more may come while it runs.
+        returns_routes: Tell the experts that each token went to, of a mixture-of-experts model.
     """
 
     model_path: str
@@ -56,6 +57,7 @@ class TorchEngineSettings:
     adapter: AdapterSettings | None = None
     named_adapters: tuple[NamedAdapter, ...] = ()
     loads_adapters: bool = False
+    returns_routes: bool = False
 
     @property
     def has_named_adapters(self) -> bool:

@@ -11,6 +11,7 @@ from trinity.common.models.adapters import add_adapter_inplace
 from trinity.common.models.allocator import use_tight_memory
 from trinity.common.models.lean import make_lean_inplace
 from trinity.common.models.loading import cast_parameters, end_of_sequence_ids, load_causal_lm
+from trinity.common.models.routes import Routers
 from trinity.engine.torch.attention import IMPLEMENTATION
 from trinity.engine.torch.batcher import Batcher
 from trinity.engine.torch.limits import Limits
@@ -58,7 +59,8 @@ def start(settings: TorchEngineSettings, log: logging.Logger) -> Started:
     named = _named(model, settings, limits, eos_ids)
     _prepare_inplace(model, settings)
     own = limits if named is None else limits.share(1 - _NAMED_SHARE)
-    batcher = Batcher(model, own, eos_ids)
+    routers = Routers(model) if settings.returns_routes else None
+    batcher = Batcher(model, own, eos_ids, routers)
     batcher.version = settings.version
     batcher.probe()
     allowed = getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -12,7 +12,14 @@ from vllm.outputs import RequestOutput
 from trinity.common.models.prompts import require_known, room_behind
 from trinity.common.models.protocol import Completion, SamplingParams
 from trinity.engine.vllm.process import VLLMProcess
-from trinity.engine.vllm.sampling import finish_reason, is_cut, logprobs_of, parts, vllm_params
+from trinity.engine.vllm.sampling import (
+    finish_reason,
+    is_cut,
+    logprobs_of,
+    parts,
+    routes_of,
+    vllm_params,
+)
 from trinity.engine.vllm.settings import VLLMEngineSettings
 from trinity.utils.log import get_logger
 
@@ -110,6 +117,7 @@ class Requests:
                     sample.logprobs += logprobs_of(part)
                     sample.versions += [self._process.version] * len(part.token_ids)
                     sample.finish_reason = finish_reason(part)
+                    sample.routes = routes_of(part, len(prompt.ids) + len(sample.token_ids))
         finally:
             self.num_running -= 1
 

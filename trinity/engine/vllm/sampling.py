@@ -2,12 +2,16 @@
 
 from typing import cast
 
+import numpy as np
+import torch
+from torch import Tensor
 from vllm import SamplingParams as VLLMParams
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
 from trinity.common.models.protocol import FinishReason, SamplingParams
+from trinity.common.models.routes import filled
 from trinity.engine.vllm.settings import VLLMEngineSettings
 
 
@@ -69,6 +73,17 @@ def logprobs_of(part: CompletionOutput) -> list[float]:
     return [
         entry[token].logprob for entry, token in zip(entries or [], part.token_ids, strict=True)
     ]
+
+
+def routes_of(part: CompletionOutput, num_tokens: int) -> Tensor | None:
+    """[prompt + new tokens, layers, k] experts of an ended sample, where vLLM tells them.
+
+    The last token was sampled and never computed. Layers without experts have zeros.
+    """
+    found = getattr(part, "routed_experts", None)
+    if found is None:
+        return None
+    return filled(torch.from_numpy(found.astype(np.int16)), num_tokens)
 
 
 def finish_reason(part: CompletionOutput) -> FinishReason:

@@ -42,6 +42,8 @@ class VLLMEngineSettings:
         max_cpu_loras, fully_sharded_loras: As vLLM has them.
         lora_kwargs: More of vLLM's settings for adapters; they win over these.
         config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
+        returns_routes: Tell the experts that each token went to, of a mixture-of-experts model. On
+            a CPU vLLM can't.
         extra_engine_args: More of vLLM's own engine arguments; they win.
         name: By which the trainer knows the engine again after a restart; None: it does not.
     """
@@ -73,6 +75,7 @@ class VLLMEngineSettings:
     fully_sharded_loras: bool = False
     lora_kwargs: Mapping[str, Any] = field(default_factory=dict)
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    returns_routes: bool = False
     extra_engine_args: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
 

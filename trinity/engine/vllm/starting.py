@@ -99,8 +99,12 @@ def _engine_args(settings: VLLMEngineSettings, path: str) -> dict[str, Any]:
         cache = _CPU_CACHE_BYTES
     if cache is not None:
         arguments["kv_cache_memory_bytes"] = cache
-    # Our scheduler sees to it that requests are served, but not that adapters take turns.
-    scheduler = {} if take_turns(settings) else own_scheduler()
+    if settings.returns_routes:
+        arguments["enable_return_routed_experts"] = True
+    # Our scheduler sees to it that requests are served, but not that adapters take turns, nor to
+    # what vLLM's own keeps of each token's routes.
+    is_own = not (take_turns(settings) or settings.returns_routes)
+    scheduler = own_scheduler() if is_own else {}
     return arguments | scheduler | seeds_on_cpu(settings)
 
 

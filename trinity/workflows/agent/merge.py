@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
 
 from trinity.common.experience import Experience
+from trinity.common.models.routes import joined
 
 
 def merge_turns(experiences: Sequence[Experience]) -> list[Experience]:
@@ -55,6 +57,7 @@ def _merged(chain: Sequence[Experience]) -> Experience:
         action_mask=mask,
         logprobs=logprobs,
         token_versions=versions if has_versions else None,
+        routed_experts=reduce(joined, (turn.routed_experts for turn in chain)),
         reward=last.reward,
         truncate_status=last.truncate_status,
         info={**first.info, **last.info},

@@ -1,6 +1,7 @@
 """The trainer's settings against each other and against veRL's."""
 
-from tests.common.config.wrong.case import VERL, Wrong, at
+from tests.common.config.files import DROP
+from tests.common.config.wrong.case import ROLLOUT, VERL, Wrong, at
 
 CASES = [
     at(
@@ -9,6 +10,31 @@ CASES = [
         "megatron",
         "`trainer_strategy: fsdp2`",
         "fsdp2",
+    ),
+    Wrong(
+        "experts prescribed to veRL",
+        {"algorithm.enable_router_replay": True, "trainer.trainer_type": "verl"},
+        "algorithm.enable_router_replay",
+        "`trainer.trainer_type: torch`",
+        {"trainer.trainer_type": DROP},
+    ),
+    Wrong(
+        "compiled layers with experts prescribed",
+        {"algorithm.enable_router_replay": True, "trainer.use_torch_compile": True},
+        "trainer.use_torch_compile",
+        "or `algorithm.enable_router_replay`",
+        {"trainer.use_torch_compile": DROP},
+    ),
+    Wrong(
+        "experts of a service",
+        {
+            f"{ROLLOUT}.enable_return_routed_experts": True,
+            "mode": "explore",
+            f"{ROLLOUT}.engine_type": "openai",
+        },
+        f"{ROLLOUT}.enable_return_routed_experts",
+        "`explorer.rollout_model.engine_type: torch`",
+        {f"{ROLLOUT}.enable_return_routed_experts": False},
     ),
     Wrong(
         "two gradient norms",

@@ -32,7 +32,7 @@ from trinity.trainer.backends.torch.state import (
     load_state,
 )
 from trinity.trainer.backends.torch.varlen import use_flash_attention_4
-from trinity.trainer.batch import TrainBatch, infinite_columns
+from trinity.trainer.batch import ROUTES, TrainBatch, infinite_columns
 from trinity.trainer.engine import ModelRole, TrainedRole
 from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective
@@ -206,6 +206,8 @@ class TorchTrainEngine:
         self, batch: TrainBatch, which: ModelRole, entropy: bool, plan: Sequence[MicroBatch]
     ) -> dict[str, Tensor]:
         is_base = which == "ref" and self._settings.adapter is not None
+        if is_base:  # a reference model of its own would decide on its routes
+            batch = batch.without(ROUTES)
         model, is_offloaded = self._model(which)
         rest = adapter_off(model.model) if is_base else nullcontext()
         work = self._working().at_work(model, is_offloaded)

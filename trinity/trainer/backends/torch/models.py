@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from trinity.common.models.adapters import add_adapter_inplace
 from trinity.common.models.lean import make_lean_inplace
 from trinity.common.models.loading import cast_parameters, load_causal_lm, resolve_dtype
+from trinity.common.models.routes import Routers
 from trinity.trainer.backends.torch.critic import Critic, load_value_model
 from trinity.trainer.backends.torch.layers import join_layers_inplace
 from trinity.trainer.backends.torch.optimizer import MasterOptimizer, OptimizerSettings
@@ -63,6 +64,8 @@ class Placement:
             param_offload=settings.param_offload,
             optimizer_offload=settings.optimizer_offload,
         )
+        if settings.replays_routes:
+            packed.routers = Routers(model)
         return TrainedModel(packed, optimizer, settings.model_path, is_random)
 
     def reference(self) -> PackedModel:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from trinity.common.models.gradients import gradient_of_master
 from trinity.common.models.loading import attention_of_text, image_features
+from trinity.common.models.routes import Routers
 from trinity.common.models.vision import PIXELS
 from trinity.trainer.backends.torch import attention, attention_plan, sequence_parallel
 from trinity.trainer.backends.torch.gathering import Gathering
@@ -21,12 +22,14 @@ from trinity.trainer.backends.torch.packing import (
     PackedRows,
     TrainedTokens,
     pack_images,
+    pack_routes,
     pack_rows,
 )
 from trinity.trainer.backends.torch.varlen import sent
-from trinity.trainer.batch import TrainBatch
+from trinity.trainer.batch import ROUTES, TrainBatch
 
 if TYPE_CHECKING:
+    from trinity.trainer.backends.torch.sequence_parallel import SequenceGroup
     from trinity.trainer.backends.torch.sharding import Ranks
 
 
@@ -188,6 +191,8 @@ class PackedModel(ABC):
         self.model = model
         self.shares_prefixes = shares_prefixes
         self.backbone = Backbone(model, decoder)
+        self.routers: Routers | None = None
+        """If there are any, tokens go to the experts that a batch tells."""
         self.ranks: Ranks | None = None
         self._gathering: Gathering | None = None
 
@@ -237,6 +242,8 @@ class PackedModel(ABC):
         packed = pack_rows(batch, self.shares_prefixes)
         if PIXELS in batch:
             packed.images = pack_images(batch, packed.segments, self.model.config.image_token_id)
+        if self.routers is not None and ROUTES in batch:
+            packed.routes = pack_routes(batch, packed.segments)
         return packed
 
     def goes_back(self, has_gradient: bool, is_last: bool) -> bool:
@@ -267,6 +274,7 @@ class PackedModel(ABC):
         token_ids, position_ids = sent(packed.token_ids, device), sent(packed.position_ids, device)
         source = sent(packed.source, device)
         sequence = self.ranks.sequence if self.ranks is not None else None
+        self._follow(packed.routes, sequence)
         if packed.images is not None:
             if sequence is not None:
                 raise ValueError("Rows with images can't be cut over ranks: set sp_size to 1.")
@@ -275,6 +283,12 @@ class PackedModel(ABC):
         run = self.backbone if sequence is None else partial(sequence.hidden, self.backbone)
         hidden_ND = run(token_ids, position_ids, plan)
         return hidden_ND.index_select(0, source)
+
+    def _follow(self, routes: Tensor | None, sequence: "SequenceGroup | None") -> None:
+        """Have the pass to come, and its backward pass, take these routes."""
+        if self.routers is not None:
+            own = routes if routes is None or sequence is None else sequence.part(routes)
+            self.routers.follow(None if own is None else own.to(self.device))
 
     def token_outputs(self, batch: TrainBatch, entropy: bool = False) -> TokenOutputs:
         """Outputs of every trained token, differentiable."""

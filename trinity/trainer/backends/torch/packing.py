@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trinity.trainer.batch import TrainBatch
+from trinity.trainer.batch import ROUTES, TrainBatch
 
 #: A split must save this many tokens: each segment costs a row of attention of its own.
 _MIN_SAVED_TOKENS = 16
@@ -56,6 +56,7 @@ class PackedRows:
         source: [M] for each trained token, the packed token whose output predicts it.
         trained: The trained tokens themselves.
         images: What image tokens stand for; None without images.
+        routes: [N, layers, k] experts that the tokens went to; None: not known, or not asked for.
     """
 
     token_ids: Tensor
@@ -64,6 +65,7 @@ class PackedRows:
     source: Tensor
     trained: "TrainedTokens"
     images: "PackedImages | None" = None
+    routes: Tensor | None = None
 
 
 @dataclass
@@ -166,6 +168,12 @@ def pack_images(batch: TrainBatch, segments: Sequence[Segment], image_token: int
         _long(np.concatenate(pieces)),
         len(rows) * per_row,
     )
+
+
+def pack_routes(batch: TrainBatch, segments: Sequence[Segment]) -> Tensor:
+    """[N, layers, k] routes of ``batch`` for packed segments; of shared tokens the first row's."""
+    routes = batch[ROUTES]
+    return torch.cat([routes[s.row, s.first : s.first + len(s.tokens)] for s in segments])
 
 
 def _long(values: np.ndarray) -> Tensor:

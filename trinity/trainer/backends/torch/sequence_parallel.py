@@ -59,12 +59,16 @@ class SequenceGroup:
     ) -> Tensor:
         """[N, E] what ``backbone`` gives for a packed row, each rank computing its part."""
         num_tokens = len(token_ids)
-        share = -(-num_tokens // self.size)
-        missing = share * self.size - num_tokens
-        own = slice(self.rank * share, (self.rank + 1) * share)
-        parts = [pad(ids, (0, missing))[own] for ids in (token_ids, position_ids)]
-        found = backbone(*parts, SharedPlan(plan, num_tokens, self))
+        plan_of_all = SharedPlan(plan, num_tokens, self)
+        found = backbone(self.part(token_ids), self.part(position_ids), plan_of_all)
         return _Gather.apply(found, self)[:num_tokens]
+
+    def part(self, values: Tensor) -> Tensor:
+        """[n, ...] this rank's of [N, ...], zeros behind the last."""
+        share = -(-len(values) // self.size)
+        missing = share * self.size - len(values)
+        padded = pad(values, (0, 0) * (values.ndim - 1) + (0, missing))
+        return padded[self.rank * share : (self.rank + 1) * share]
 
 
 @dataclass(frozen=True)

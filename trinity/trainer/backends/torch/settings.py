@@ -65,6 +65,7 @@ class TorchEngineSettings:
         device: Where models are.
         compiles_layers: Compile each layer with `torch.compile`, on a GPU: less time a step, but
             some ten seconds more for the first. On a CPU our own layers are faster.
+        replays_routes: Tokens of the actor's passes go to the experts that the batch tells.
         trust_remote_code: Run code that comes with the model.
         config_overrides: Fields of the model's config to replace (``rope_theta`` ...).
         chat_template: Written into saved models in place of the tokenizer's own; None keeps that.
@@ -94,6 +95,7 @@ class TorchEngineSettings:
     save_strategy: SaveStrategy = "unrestricted"
     device: str = "cpu"
     compiles_layers: bool = False
+    replays_routes: bool = False
     trust_remote_code: bool = False
     config_overrides: Mapping[str, object] = field(default_factory=dict)
     chat_template: str | None = None
