@@ -150,7 +150,8 @@ def _router_replay(case: Case) -> Iterator[Problem]:
     if model.engine_type not in _TELL_ROUTES or is_on_cpu:
         where = " without GPUs" if is_on_cpu else ""
         why = f"Engines of type {model.engine_type}{where} don't tell the experts of tokens."
-        yield case.problem(key, why, "Set `explorer.rollout_model.engine_type: torch`, or false.")
+        fix = "Set `explorer.rollout_model.engine_type: torch`, or this to false."
+        yield case.problem(key, why, fix)
 
 
 def _trainer_without_routes(case: Case) -> Iterator[Problem]:
