@@ -314,6 +314,20 @@ def test_a_fully_masked_run_changes_nothing_whatever_its_reward(name, data):
 
 
 @pytest.mark.parametrize("name", GROUP_OPERATORS)
+def test_masked_rows_stay_with_their_group_and_go_with_it(name):
+    def task(number, rewards):
+        rows = [experience(r, task=number, run=i) for i, r in enumerate(rewards)]
+        return [experience(1.0, task=number, run=9, mask=(False, False)), *rows]
+
+    exps = [*task(0, [1.0, 0.0]), *task(1, [1.0, 1.0]), *task(2, [])]
+    kept, metrics = ADVANTAGE_FN.get(name)().process(exps)
+    assert kept == exps and metrics["filtered_count"] == 0
+    if "std_threshold" in ADVANTAGE_FN.get(name).default_args():
+        kept, metrics = ADVANTAGE_FN.get(name)(std_threshold=0.0).process(exps)
+        assert kept == [*exps[:3], exps[-1]] and metrics["filtered_count"] == 3
+
+
+@pytest.mark.parametrize("name", GROUP_OPERATORS)
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf")])
 def test_a_reward_that_is_no_number_is_refused_by_name(name, reward):
     exps = [experience(1.0, run=0), experience(reward, run=1, suffix="bad")]

@@ -108,3 +108,7 @@ def test_the_penalty_moves_an_adaptive_coefficient_after_its_use():
 def test_adaptive_needs_target_and_horizon():
     with pytest.raises(ValueError, match="target_kl and horizon"):
         KL_FN.get("k2")(adaptive=True)
+    for target_kl, horizon in ((-0.1, 1.0), (0.1, -1.0), (0.0, 1.0), (0.1, 0.0)):
+        with pytest.raises(ValueError, match="target_kl and horizon"):
+            KL_FN.get("k2")(adaptive=True, target_kl=target_kl, horizon=horizon)
+    assert KL_FN.get("k2")(adaptive=True, target_kl=0.1, horizon=0.5).target_kl == 0.1

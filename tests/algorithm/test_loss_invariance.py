@@ -161,8 +161,16 @@ class WithCustomField(PolicyLossFn):
         return aggregate_loss(-logprob * weight[:, None], action_mask), {}
 
 
+class PlusConstant(PolicyLossFn):
+    """A term that each micro-batch adds anew: the gradient adds up, the value does not."""
+
+    def __call__(self, logprob, action_mask):
+        return aggregate_loss(-logprob, action_mask) + 1.0, {}
+
+
 def test_a_loss_that_divides_by_its_own_counts_is_not_additive():
     assert not check_additive(MeanOfMicroBatch())
+    assert not check_additive(PlusConstant())
 
 
 def test_a_custom_field_has_to_be_given_to_the_check():

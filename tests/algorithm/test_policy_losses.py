@@ -111,10 +111,13 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens():
 def test_cispo_mask_drops_what_ppo_would_mute():
     args = {"enable_mask_clip": True, "mask_clip_range_low": 0.2, "mask_clip_range_high": 0.28}
     _, gradient, metrics = run(
-        "cispo", args, ratio=[[2.0, 2.0, 0.5, 0.5]], advantages=[[1.0, -1.0, 1.0, -1.0]]
+        "cispo",
+        args,
+        ratio=[[2.0, 2.0, 0.5, 0.5, 1.2, 0.9]],
+        advantages=[[1.0, -1.0, 1.0, -1.0, 1.0, -1.0]],
     )
-    assert gradient[0] == pytest.approx([0, 1.28 / 4, -0.5 / 4, 0])
-    assert metrics["unmasked_frac"] == pytest.approx(0.5)
+    assert gradient[0] == pytest.approx([0, 1.28 / 6, -0.5 / 6, 0, -1.2 / 6, 0.9 / 6])
+    assert metrics["unmasked_frac"] == pytest.approx(4 / 6)
 
 
 def test_sapo_gate_by_sign_of_the_advantage():
@@ -140,6 +143,9 @@ def test_topr_tapers_bad_samples_only():
     assert loss == pytest.approx((LN2 - 0.25 * LN2 - LN2) / 3)
     assert gradient[0] == pytest.approx([-1 / 3, 0.25 / 3, 1 / 3])
     assert metrics["alpha"] == pytest.approx(2.25 / 3)
+    args = {"advantage_threshold": 0.5}
+    _, _, metrics = run("topr", args, ratio=[[0.25, 0.25]], advantages=[[0.5, 0.6]])
+    assert metrics["alpha"] == pytest.approx(1.25 / 2)
 
 
 def test_opmd_divides_by_one_plus_tau():
@@ -288,6 +294,44 @@ def test_mix_modes_may_differ_by_part():
     args = {"mu": 0.5, "sft_loss_agg_mode": "seq-mean-token-sum", "loss_agg_mode": "token-mean"}
     loss, _, _ = run("mix", args, ratio=[[1.0, 1.0]] * 2, advantages=[[1.0, 1.0]] * 2, **EXPERTS)
     assert loss == pytest.approx(0.5 * -1 + 0.5 * 2 * LN2)
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [("mix", {"mu": 0.5}), ("mix_chord", {"mu_valley": 0.5, "enable_phi_function": False})],
+)
+def test_settings_of_mix_reach_their_part(name, half):
+    extra = {**EXPERTS, "step": torch.tensor([0, 0])} if name == "mix_chord" else EXPERTS
+    batch = {"ratio": [[2.0, 0.5]] * 2, "advantages": [[1.0, -1.0]] * 2, **extra}
+
+    def loss(**args):
+        return run(name, {**half, **args}, **batch)[0]
+
+    expert = LN2
+    assert loss(clip_range=0.1) == pytest.approx(((-1.1 + 0.9) / 2 + expert) / 2)
+    sides = {"clip_range_low": 0.4, "clip_range_high": 0.3}
+    assert loss(**sides) == pytest.approx(((-1.3 + 0.6) / 2 + expert) / 2)
+    summed = "seq-mean-token-sum"
+    assert loss(**sides, grpo_loss_agg_mode=summed) == pytest.approx((-1.3 + 0.6 + expert) / 2)
+    assert loss(**sides, sft_loss_agg_mode=summed) == pytest.approx((-0.7 / 2 + 2 * expert) / 2)
+    assert loss(**sides, loss_agg_mode=summed) == pytest.approx((-0.7 + 2 * expert) / 2)
+
+
+def test_metrics_of_mix_are_means_over_their_part_of_the_step():
+    mask = torch.ones(2, 1).bool()
+    batch = {"ratio": [[1.5], [1.0]], "advantages": [[1.0], [0.0]], **EXPERTS}
+    with loss_scope(LossScope.of(mask, expert_mask=EXPERTS["expert_mask"])):
+        _, _, metrics = run("mix", **batch)
+    assert metrics["usual/pg_clipfrac"] == 1
+    assert metrics["usual/ppo_kl"] == pytest.approx(-math.log(1.5))
+
+
+def test_mix_refuses_a_weight_that_is_no_share():
+    for mu in (0.0, 1.0):
+        assert POLICY_LOSS_FN.get("mix")(mu=mu).mu == mu
+    for mu in (-0.1, 1.1):
+        with pytest.raises(ValueError, match=rf"mu is {mu}"):
+            POLICY_LOSS_FN.get("mix")(mu=mu)
 
 
 def test_chord_schedule():

@@ -56,6 +56,12 @@ async def test_default_reads_a_batch_and_describes_it():
     assert set(rows[0]) == {"reward", "prompt", "response"}
 
 
+async def test_a_batch_with_one_reward_shows_it_once():
+    reader = ListReader([experience(None), experience(2.0, run=1)])
+    _, _, rows = await SAMPLE_STRATEGY.get("default")(reader, 2).sample(1)
+    assert [row["reward"] for row in rows] == [2.0]
+
+
 async def test_state_comes_back():
     reader = ListReader(rollouts(0, 0, 0, 0))
     strategy = SAMPLE_STRATEGY.get("default")(reader, 2)

@@ -1,5 +1,7 @@
 """An adaptive KL coefficient moves with each optimizer step, and comes back after a resume."""
 
+import math
+
 import pytest
 
 from tests.trainer.backends.test_torch_engine import settings
@@ -26,6 +28,38 @@ async def test_the_coefficient_of_the_loss_moves_by_the_kl_of_the_step(tmp_path)
     assert metrics["actor/kl_coef"] == pytest.approx(0.1)
     assert objective.kl_loss_fn is not None
     assert objective.kl_loss_fn.kl_coef == pytest.approx(0.1 * (1 + 0.2 * len(batch) / 100))
+
+
+class Measured:
+    """A `TrainEngine` that finds the KL it is told."""
+
+    def __init__(self, kl: float) -> None:
+        self.kl = kl
+
+    async def forward_backward(self, batch, objective, which="actor") -> dict[str, float]:
+        return {"actor/kl_loss": self.kl}
+
+    async def optim_step(self, which="actor") -> dict[str, float]:
+        return {}
+
+
+async def coefficient_after(kl: float, batch: TrainBatch) -> float:
+    objective = Objective.from_names("ppo", None, "k2", {**ADAPTIVE, "target_kl": 1.0})
+    await Updater(Measured(kl), objective).update(batch, 1, {})
+    return objective.kl_loss_fn.kl_coef
+
+
+async def test_rows_without_a_trained_token_do_not_move_the_coefficient():
+    experiences = groups()
+    for experience in experiences[:5]:
+        experience.action_mask[:] = False
+    moved = await coefficient_after(1.1, TrainBatch.from_experiences(experiences))
+    assert moved == pytest.approx(0.1 * (1 + 0.1 * (len(experiences) - 5) / 100))
+    assert moved == await coefficient_after(1.1, TrainBatch.from_experiences(experiences[5:]))
+
+
+async def test_a_kl_that_is_no_number_leaves_the_coefficient():
+    assert await coefficient_after(math.nan, TrainBatch.from_experiences(groups())) == 0.1
 
 
 def test_the_coefficients_are_part_of_the_trainers_state():

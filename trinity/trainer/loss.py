@@ -115,7 +115,10 @@ class Objective:
         return self._adds_up
 
     def after_step(self, metrics: Mapping[str, float], num_rows: int) -> None:
-        """Move an adaptive KL coefficient by the KL of the optimizer step that was made."""
+        """Move an adaptive KL coefficient by the KL of the optimizer step that was made.
+
+        ``num_rows`` are those with a trained token.
+        """
         if self.kl_loss_fn is not None and "actor/kl_loss" in metrics:
             self.kl_loss_fn.update_kl_coef(metrics["actor/kl_loss"], num_rows)
 

@@ -70,7 +70,7 @@ class Updater:
         metrics = await self.engine.forward_backward(batch, objective, which=which)
         metrics |= await self.engine.optim_step(which=which)
         if which == "actor":
-            self.objective.after_step(metrics, len(batch))
+            self.objective.after_step(metrics, int(batch["action_mask"].any(dim=1).sum()))
         for name, value in metrics.items():
             found[name].append(value)
 

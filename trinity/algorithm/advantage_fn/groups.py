@@ -82,5 +82,5 @@ class Groups:
         """[G] ``tau log mean exp(r / tau)``."""
         top_G = self.extreme("amax")
         share_G = self.sum(((self.reward - top_G[self.index]) / tau).exp())
-        mean_G = share_G / self.size.clamp(min=1)
-        return top_G + tau * torch.where(self.size > 0, mean_G, 1.0).log()
+        mean_G = torch.where(self.size > 0, share_G / self.size, 1.0)
+        return top_G + tau * mean_G.log()

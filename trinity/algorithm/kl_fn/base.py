@@ -3,6 +3,7 @@
 Shape suffixes: B = rows, T = response tokens (padded).
 """
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -92,8 +93,13 @@ class KLFn(Method, ABC):
         return rewards_BT, metrics
 
     def update_kl_coef(self, current_kl: float, batch_size: int) -> None:
-        """Move the coefficient after a batch of ``batch_size`` rows; a fixed one stays."""
+        """Move the coefficient after a batch of ``batch_size`` rows with a trained token.
+
+        A fixed one stays, and each does after a KL that is no number: it would be lost for good.
+        """
         if not self.adaptive or self.target_kl is None or self.horizon is None:
+            return
+        if math.isnan(current_kl):
             return
         error = current_kl / self.target_kl - 1
         error = min(max(error, -_MAX_RELATIVE_ERROR), _MAX_RELATIVE_ERROR)

@@ -106,7 +106,7 @@ class PPOPolicyLossFn(PolicyLossFn):
         }
         metrics: Metrics = {}
         if self.enable_sequence_masking:
-            kl_B = masked_mean(-log_ratio(logprob, old_logprob), mask_BT, axis=1).detach()
+            kl_B = masked_mean(-log_ratio(logprob, old_logprob), mask_BT, axis=1)
             is_dropped_BT = (kl_B > self.delta_sequence_masking)[:, None] & (advantages < 0)
             loss_BT = loss_BT.masked_fill(is_dropped_BT, 0.0)
             num_rows = max(count_of(mask_BT, part).rows, 1)
