@@ -259,6 +259,15 @@ def test_gigpo_sparse_reward_is_the_last_one():
     assert list(found.values()) == pytest.approx([1, 0.5, -1])
 
 
+def test_gigpo_of_one_run_is_its_return_and_a_step_without_a_state_is_alone():
+    steps = [{"step_reward": 2.0}, {}, {"step_reward": 1.0}]
+    exps = [experience(None, step=step, info=info) for step, info in enumerate(steps)]
+    exps[1].action_mask[:] = False
+    found, metrics = advantages("gigpo", exps, epsilon=0.0)
+    assert list(found.values()) == [3, 0, 3]
+    assert metrics["gigpo/anchor_groups_total"] == 0
+
+
 def test_gigpo_refuses_a_step_reward_that_is_not_finite():
     exps = gigpo_steps()
     exps[1].info["step_reward"] = float("nan")

@@ -168,9 +168,18 @@ class PlusConstant(PolicyLossFn):
         return aggregate_loss(-logprob, action_mask) + 1.0, {}
 
 
+class StraightThrough(MeanOfMicroBatch):
+    """Its value is 0 however it is cut; its gradient is that of a mean of the micro-batch."""
+
+    def __call__(self, logprob, action_mask):
+        loss, metrics = super().__call__(logprob, action_mask)
+        return loss - loss.detach(), metrics
+
+
 def test_a_loss_that_divides_by_its_own_counts_is_not_additive():
     assert not check_additive(MeanOfMicroBatch())
     assert not check_additive(PlusConstant())
+    assert not check_additive(StraightThrough())
 
 
 def test_a_custom_field_has_to_be_given_to_the_check():

@@ -161,6 +161,9 @@ def test_sppo_has_no_gradient_outside_its_region():
     assert loss == pytest.approx((-math.log(1.2) + math.log(0.8)) / 4)
     assert gradient[0] == pytest.approx([-1 / 4, 0, 1 / 4, 0])
     assert metrics["pg_clipfrac"] == pytest.approx(0.5)
+    assert metrics["ppo_kl"] == pytest.approx(-math.log(1.2 * 1.4 * 0.8 * 0.7) / 4)
+    with pytest.raises(ValueError, match="epsilon is 0"):
+        POLICY_LOSS_FN.get("sppo")(epsilon=0)
 
 
 def test_importance_sampling_is_unclipped():
@@ -256,6 +259,9 @@ def test_sft_phi_cutoff_mutes_likely_tokens():
     )
     assert loss == pytest.approx((0.25 * LN2 + 0.1875 * 2 * LN2) / 2)
     assert gradient[0] == pytest.approx([0, -0.1875 / 2])
+    for cutoff in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"cutoff_prob is {cutoff}"):
+            POLICY_LOSS_FN.get("sft_phi")(cutoff_prob=cutoff)
 
 
 EXPERTS = {"expert_mask": torch.tensor([False, True])}
@@ -321,7 +327,8 @@ def test_metrics_of_mix_are_means_over_their_part_of_the_step():
     mask = torch.ones(2, 1).bool()
     batch = {"ratio": [[1.5], [1.0]], "advantages": [[1.0], [0.0]], **EXPERTS}
     with loss_scope(LossScope.of(mask, expert_mask=EXPERTS["expert_mask"])):
-        _, _, metrics = run("mix", **batch)
+        loss, _, metrics = run("mix", **batch)
+    assert loss == pytest.approx(-0.9 * 1.2 + 0.1 * LN2)
     assert metrics["usual/pg_clipfrac"] == 1
     assert metrics["usual/ppo_kl"] == pytest.approx(-math.log(1.5))
 

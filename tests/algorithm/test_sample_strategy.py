@@ -109,6 +109,18 @@ async def test_staleness_without_a_bound_keeps_all():
     assert len((await strategy.sample(step=1000))[0]) == 2
 
 
+async def test_staleness_gives_the_rest_of_the_data_and_then_its_end():
+    reader = ListReader(rollouts(1, 1, 9))
+    strategy = SAMPLE_STRATEGY.get("staleness_control")(reader, 2, max_staleness=2)
+    exps, metrics, _ = await strategy.sample(step=10)
+    assert [e.info["model_version"] for e in exps] == [9]
+    assert metrics["sample/stale_dropped"] == 2
+    with pytest.raises(StopAsyncIteration):
+        await strategy.sample(step=10)
+    with pytest.raises(ValueError, match="max_staleness is -1"):
+        SAMPLE_STRATEGY.get("staleness_control")(reader, 2, max_staleness=-1)
+
+
 def mix(num_usual=8, num_expert=8, batch_size=5, **args):
     usual = ListReader(rollouts(*[1] * num_usual))
     expert = ListReader([experience(None, task=90 + i) for i in range(num_expert)])

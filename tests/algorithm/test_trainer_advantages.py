@@ -78,7 +78,7 @@ def test_rloo_by_hand():
 
 
 def test_opmd_and_asymre_in_the_trainer_equal_their_operators():
-    rewards, groups = [1.0, 0.0, 0.25, 7.0], [1, 1, 1, 2]
+    rewards, groups = [1.0, 0.0, 0.25, 7.0, 2.0, 4.0], [1, 1, 1, 2, 3, 3]
     for trainer, operator, args in (
         ("opmd_verl", "opmd", {}),
         ("opmd_verl", "opmd", {"opmd_baseline": "logavgexp", "tau": 0.3}),
@@ -89,6 +89,15 @@ def test_opmd_and_asymre_in_the_trainer_equal_their_operators():
         ADVANTAGE_FN.get(operator)(**args).process(exps)
         expected = [float(e.advantages[0]) for e in exps]
         assert per_row(trainer, batch_of(rewards, groups), **args) == pytest.approx(expected)
+    for wrong in ({"opmd_baseline": "max"}, {"tau": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            ADVANTAGE_FN.get("opmd_verl")(**wrong)
+
+
+def test_opmd_log_mean_exp_in_the_trainer_is_safe_for_any_size():
+    args = {"opmd_baseline": "logavgexp", "tau": 1e-3}
+    found = per_row("opmd_verl", batch_of([1e6, 1e6 - 1], [0, 0]), **args)
+    assert found == pytest.approx([1e-3 * math.log(2), -1 + 1e-3 * math.log(2)], abs=1e-6)
 
 
 def test_gae_by_hand():
@@ -253,6 +262,11 @@ def test_clipv_drops_the_worst_up_to_its_share():
     mask, metrics = free.loss_mask(batch, advantages)
     assert mask.tolist() == [[True, False, False, True], [True] * 4]
     assert metrics["frac_clipped"] == pytest.approx(2 / 8)
+    spread = math.sqrt(metrics["varD"])
+    drain = 2 - 0.5 * (0.7 + math.log(0.5))
+    for mu, num_dropped in ((0.99 * drain / spread, 1), (1.01 * drain / spread, 0)):
+        mask, _ = ADVANTAGE_FN.get("clipv")(mu=mu, max_frac=1.0).loss_mask(batch, advantages)
+        assert int((~mask).sum()) == num_dropped
     for max_frac in (0.2, 1e-4):
         bounded = ADVANTAGE_FN.get("clipv")(mu=0.1, max_frac=max_frac)
         mask, _ = bounded.loss_mask(batch, advantages)

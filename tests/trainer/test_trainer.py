@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+import time
 
 import pytest
 
@@ -62,6 +63,7 @@ class FakeSource:
     def __init__(self, total: int, is_endless: bool = False) -> None:
         self.total, self.is_endless, self.given = total, is_endless, 0
         self.batch: list[Experience] = groups(2, 2)
+        self.rows: list[dict[str, object]] = []
 
     async def sample(self, step: int):
         if self.given == self.total:
@@ -69,7 +71,7 @@ class FakeSource:
                 await asyncio.Event().wait()
             raise StopAsyncIteration
         self.given += 1
-        return self.batch, {"sample/task_count": 2.0}, []
+        return self.batch, {"sample/task_count": 2.0}, self.rows
 
     def state_dict(self) -> dict[str, object]:
         return {"given": self.given}
@@ -115,6 +117,53 @@ async def test_publishes_on_the_interval_and_once_more_at_the_end():
     assert version == 3
     assert not await subject.board.is_open()
     assert subject.engine.calls.count("step") == 3
+
+
+async def test_publishes_nothing_where_nobody_takes_weights():
+    subject = trainer(FakeSource(3), publishes_weights=False)
+    await subject.run()
+    assert (await subject.board.newest())[0] == 0
+
+
+async def test_a_run_without_a_step_saves_nothing():
+    subject = trainer(FakeSource(0))
+    await subject.run()
+    assert not any(call.startswith("save") for call in subject.engine.calls)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_rows_are_shown_if_asked_for(wanted: bool):
+    shown = []
+    source = FakeSource(1)
+    subject = trainer(source, enable_preview=wanted)
+    subject.report_rows = lambda *args: shown.append(args)
+    await subject.run()
+    source.rows, source.total = [{"reward": 1.0}], 2
+    await subject.run()
+    assert shown == ([("rollout_examples", source.rows, 2)] if wanted else [])
+
+
+async def test_a_step_reports_what_it_was_given_and_how_long_it_took():
+    source, reports = FakeSource(3), []
+    source.batch[0].truncate_status = "response_truncated"
+    source.batch[1].info["finish_reason"] = "length"
+    source.batch[2].info["finish_reason"] = "stop"
+    subject = trainer(source)
+    subject.report = lambda role, step, metrics: reports.append((role, step, metrics))
+    began = time.perf_counter()
+    await subject.prepare()
+    await subject.run()
+    elapsed = time.perf_counter() - began
+    assert [(role, step) for role, step, _ in reports] == [("trainer", n) for n in (1, 2, 3)]
+    assert 0 < sum(metrics["time/step"] for _, _, metrics in reports) <= elapsed
+    _, _, found = reports[-1]
+    assert found["sample/task_count"] == 2
+    assert found["sample/experience_count"] == 4
+    assert found["sample/trained_tokens"] == sum(int(e.action_mask.sum()) for e in source.batch)
+    assert found["response_length/max"] == max(e.response_length for e in source.batch)
+    assert found["response_length/clip_ratio"] == 0.5
+    num_tokens = sum(len(e.tokens) for e in source.batch)
+    assert found["perf/throughput"] * found["time/step"] == pytest.approx(num_tokens)
 
 
 async def test_saves_on_the_interval_and_the_last_with_hugging_face_weights():

@@ -10,6 +10,8 @@ from tests.trainer.backends.test_torch_engine import GRPO, plain_outputs, settin
 from tests.trainer.toy import groups, model_folder, plain_model
 from trinity.checkpoint import layout
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
+from trinity.trainer.backends.torch.optimizer import OptimizerSettings
+from trinity.trainer.backends.torch.schedule import Schedule
 from trinity.trainer.batch import TrainBatch
 
 
@@ -25,7 +27,8 @@ async def trained(engine: TorchTrainEngine, steps: range) -> list[dict[str, floa
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_a_run_resumed_at_any_step_equals_the_unbroken_one_bitwise(tmp_path, dtype):
     folder = model_folder(tmp_path / "model")
-    whole = TorchTrainEngine(settings(folder, dtype=dtype))
+    optimizer = OptimizerSettings(lr=1e-3, schedule=Schedule(warmup_steps=4))
+    whole = TorchTrainEngine(settings(folder, dtype=dtype, optimizer=optimizer))
     await whole.prepare()
     wanted = []
     for step in range(4):
@@ -34,7 +37,7 @@ async def test_a_run_resumed_at_any_step_equals_the_unbroken_one_bitwise(tmp_pat
     await whole.wait_saved()
     end = state_of(whole)
     for step in range(4):
-        resumed = TorchTrainEngine(settings(folder, dtype=dtype, seed=7))
+        resumed = TorchTrainEngine(settings(folder, dtype=dtype, seed=7, optimizer=optimizer))
         await resumed.prepare()
         await resumed.load(tmp_path / f"job/global_step_{step}")
         assert await trained(resumed, range(step, 4)) == wanted[step:]
