@@ -67,11 +67,12 @@ def test_grpo_groups_are_tasks_found_by_id():
 def test_grpo_std_of_the_batch():
     exps = [
         experience(r, task=t, run=i)
-        for i, (t, r) in enumerate([(0, 1.0), (0, 0.0), (1, 5.0), (1, 6.0)])
+        for i, (t, r) in enumerate([(0, 1.0), (0, 0.0), (1, 5.0), (1, 6.0), (2, 3.0)])
     ]
     found, _ = advantages("grpo", exps, epsilon=0.0, std_cal_level="batch")
-    std = math.sqrt((4 + 9 + 4 + 9) / 3)
-    assert list(found.values()) == pytest.approx([0.5 / std, -0.5 / std, -0.5 / std, 0.5 / std])
+    std = math.sqrt((4 + 9 + 4 + 9) / 4)
+    half = 0.5 / std
+    assert list(found.values()) == pytest.approx([half, -half, -half, half, 3])
     with pytest.raises(ValueError, match="std_cal_level is 'run'"):
         ADVANTAGE_FN.get("grpo")(std_cal_level="run")
 
@@ -109,12 +110,14 @@ def test_grpo_with_nothing_kept_makes_no_copies():
 
 def test_grpo_rank_penalty_changes_mean_and_std_only():
     logprobs = [[-3.0, -3.0], [-1.0, -1.0], [-1.0, -1.0], [-2.0, -2.0]]
-    exps = [experience(1.0, run=i, logprobs=p) for i, p in enumerate(logprobs)]
+    rewards = [1.0, 3.0, 1.0, 2.0]
+    exps = [experience(rewards[i], run=i, logprobs=p) for i, p in enumerate(logprobs)]
     found, _ = advantages("grpo", exps, rank_penalty=0.4, epsilon=0.0)
-    penalized = [1 - share * 0.4 for share in (0, 2.5 / 4, 2.5 / 4, 1 / 4)]
+    shares = (0, 2.5 / 4, 2.5 / 4, 1 / 4)
+    penalized = [r * (1 - share * 0.4) for r, share in zip(rewards, shares)]
     mean = sum(penalized) / 4
     std = math.sqrt(sum((p - mean) ** 2 for p in penalized) / 3)
-    assert list(found.values()) == pytest.approx([(1 - mean) / std] * 4)
+    assert list(found.values()) == pytest.approx([(r - mean) / std for r in rewards])
     with pytest.raises(ValueError, match="needs logprobs"):
         of("grpo", [1.0, 0.0], rank_penalty=0.1)
 
@@ -168,6 +171,7 @@ def test_rec_balance_drops_surplus_failures():
     assert found[0] == pytest.approx(0.5)
     assert metrics["group_advantages/dropped/mean"] == 2
     assert of("rec", [1.0, 1.0, 0.0], drop="balance")[1]["group_advantages/dropped/mean"] == 0
+    assert of("rec", [1.0, 0.0, 0.0], drop="balance")[1]["group_advantages/dropped/mean"] == 1
     with pytest.raises(ValueError, match="drop is 'all'"):
         ADVANTAGE_FN.get("rec")(drop="all")
 
@@ -205,6 +209,9 @@ def test_step_wise_grpo_options():
     found, metrics = advantages("step_wise_grpo", trajectories(), epsilon=0.0, std_threshold=0.0)
     assert len(found) == 3
     assert (metrics["filtered_count"], metrics["skipped_group_ratio"]) == (1, 0.5)
+    same = [experience(2.0, task=2, run=run) for run in range(2)]
+    found, metrics = advantages("step_wise_grpo", [*trajectories(), *same], std_threshold=0.0)
+    assert len(found) == 3 and metrics["skipped_group_ratio"] == pytest.approx(2 / 3)
     std = math.sqrt(((1 - 5 / 3) ** 2 + (5 / 3) ** 2 + (4 - 5 / 3) ** 2) / 2)
     found, _ = advantages("step_wise_grpo", trajectories(), epsilon=0.0, std_cal_level="batch")
     assert list(found.values()) == pytest.approx([0.5 / std, -0.5 / std, 0.5 / std, 4])
@@ -265,7 +272,7 @@ def test_gigpo_of_one_run_is_its_return_and_a_step_without_a_state_is_alone():
     exps[1].action_mask[:] = False
     found, metrics = advantages("gigpo", exps, epsilon=0.0)
     assert list(found.values()) == [3, 0, 3]
-    assert metrics["gigpo/anchor_groups_total"] == 0
+    assert metrics["gigpo/anchor_groups_total"] == metrics["gigpo/anchor_group_hit_ratio"] == 0
 
 
 def test_gigpo_refuses_a_step_reward_that_is_not_finite():

@@ -6,18 +6,18 @@ import torch
 from trinity.algorithm import KL_FN
 
 LOGPROB = torch.tensor([[-1.0, -2.0, -5.0]], requires_grad=True)
-REF = torch.tensor([[-2.0, -1.0, float("nan")]])
-OLD = torch.tensor([[-2.0, -2.0, float("nan")]])
+REF = torch.tensor([[-3.0, -1.0, float("nan")]])
+OLD = torch.tensor([[-2.0, -1.0, float("nan")]])
 MASK = torch.tensor([[1, 1, 0]]).bool()
-K3 = (math.exp(-1) - 1 + 1, math.exp(1) - 1 - 1)
+K3 = (math.exp(-2) - 1 + 2, math.exp(1) - 1 - 1)
 
 BY_HAND = {
-    "k1": (1 - 1) / 2,
-    "k2": 0.5,
+    "k1": (2 - 1) / 2,
+    "k2": (2 + 0.5) / 2,
     "k3": sum(K3) / 2,
     "low_var_kl": sum(K3) / 2,
-    "abs": 1.0,
-    "corrected_k3": (2 * K3[0] + K3[1]) / 2,  # exp(1) is cut to 2
+    "abs": 1.5,
+    "corrected_k3": (2 * K3[0] + math.exp(-1) * K3[1]) / 2,  # exp(1) is cut to 2
 }
 
 

@@ -1,6 +1,7 @@
 """Every policy loss against numbers worked out by hand: value, gradient, metrics."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -97,6 +98,9 @@ def test_gspo_ratio_is_the_geometric_mean_of_the_sequence():
 def test_gspo_warns_of_another_aggregation():
     with pytest.warns(UserWarning, match="'token-mean'"):
         POLICY_LOSS_FN.get("gspo")(loss_agg_mode="token-mean")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        POLICY_LOSS_FN.get("gspo")()
 
 
 def test_cispo_keeps_the_gradient_of_clipped_tokens():
@@ -228,6 +232,14 @@ def test_rec_weights_and_regularizers():
     loss, gradient, _ = run("rec", forward, ratio=ratios, advantages=[[0.0, 0.0]])
     assert loss == pytest.approx(0.1 * LN2)
     assert gradient[0] == pytest.approx([-0.05, -0.05])
+
+
+def test_rec_is_a_mean_over_tokens_and_by_sequence_one_over_rows():
+    rows = {"ratio": [[1.0, 1.0]] * 2, "advantages": [[1.0, 1.0], [-2.0, 0.0]]}
+    loss, _, _ = run("rec", **rows, mask=[[1, 1], [1, 0]])
+    assert loss == pytest.approx((LN2 + LN2 - 2 * LN2) / 3)
+    loss, _, _ = run("rec", {"clip_mode": "gspo-one-side"}, **rows, mask=[[1, 1], [1, 0]])
+    assert loss == pytest.approx((LN2 - 2 * LN2) / 2)
 
 
 def test_rec_refuses_what_does_not_fit():

@@ -63,8 +63,11 @@ def test_sequence_and_geometric_levels():
 
 
 def test_weights_may_be_normalized():
-    found = correct(rollout_is="token", rollout_is_batch_normalize=True)
-    assert found.weights[MASK].mean().item() == pytest.approx(1)
+    for most in (2.0, 1.0):  # means of 1.1 and 0.9
+        found = correct(
+            rollout_is="token", rollout_is_threshold=most, rollout_is_batch_normalize=True
+        )
+        assert found.weights[MASK].mean().item() == pytest.approx(1)
 
 
 def test_rejection_takes_tokens_or_rows_out_of_the_mask():
@@ -103,6 +106,8 @@ def test_bad_settings_are_refused():
         RolloutCorrection(rollout_is_mode="drop")
     with pytest.raises(ValueError, match="rollout_rs_threshold_lower is 3"):
         RolloutCorrection(rollout_rs_threshold_lower=3)
+    with pytest.raises(ValueError, match="rollout_is_threshold is 0"):
+        RolloutCorrection(rollout_is_threshold=0)
     assert RolloutCorrection.default_args()["rollout_is_threshold"] == 2.0
 
 

@@ -53,7 +53,7 @@ async def test_default_reads_a_batch_and_describes_it():
     assert metrics["sample/model_version_drift/min"] == 0
     assert metrics["time/read_experience"] >= 0
     assert [row["response"] for row in rows] == ["a3", "a0"]
-    assert set(rows[0]) == {"reward", "prompt", "response"}
+    assert rows[0] == {"reward": 4.0, "prompt": "q", "response": "a3"}
 
 
 async def test_a_batch_with_one_reward_shows_it_once():

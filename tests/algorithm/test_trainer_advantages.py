@@ -399,6 +399,7 @@ def test_order_masked_rows_and_padding_change_nothing(name, seed, data):
         assert found[back][num_rows:].abs().sum() == 0
     assert torch.equal(after_kept[back][:num_rows, :width], kept)
     assert (before[~batch["action_mask"]] == 0).all()
+    assert (returns[~batch["action_mask"]] == 0).all()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ def gae(
         Advantage and return, both [B, T], zero where masked, not normalised.
     """
     reward_BT = rewards_on_actions(reward_BT, mask_BT)
-    value_BT = torch.where(mask_BT, value_BT, 0.0)
     advantages: list[Tensor] = []
     next_value_B = next_advantage_B = torch.zeros_like(value_BT[:, 0])
     for t in reversed(range(value_BT.shape[1])):
