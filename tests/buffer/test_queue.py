@@ -198,6 +198,23 @@ async def test_a_trainer_resumes_on_a_queue_without_a_path():
     assert tasks_of(await reader.read(2)) == [0, 1]
 
 
+@pytest.mark.parametrize("kind", ["", "jsonl"])
+async def test_a_trainer_resumes_while_an_explorer_waits_for_room(tmp_path: Path, kind: str):
+    settings = {"tmp_path": tmp_path, "kind": kind} if kind else {}
+    old = await queue(**settings)
+    await old.put([experience(7)])
+    position = old.read_position() if kind else old.state_dict()
+    await old.close()
+    new = await queue(capacity=1, **settings)
+    await new.put([experience(8)])
+    writing = asyncio.create_task(new.put([experience(9)]))
+    await asyncio.wait({writing}, timeout=0.05)
+    await asyncio.wait_for(new.rewind(position), 60)
+    assert tasks_of(await new.get(2, 60)) == [7, 8]
+    await asyncio.wait_for(writing, 60)
+    assert tasks_of(await new.get(1, 60)) == [9]
+
+
 async def test_without_a_path_the_state_holds_what_waits():
     first = await queue()
     await first.put(group(3))

@@ -64,23 +64,6 @@ async def test_metrics_are_means_over_the_optimizer_steps():
     assert metrics["actor/ratio_max_deviation"] == 3 and metrics["actor/gap_min"] == 2
 
 
-class Drifting(Steps):
-    """A policy that is further from the one that sampled with every optimizer step."""
-
-    async def forward_backward(self, batch, objective, which="actor"):
-        await super().forward_backward(batch, objective, which)
-        return {"actor/ratio_max_deviation": float(len(self.rows))}
-
-
-async def test_the_furthest_ratio_is_that_of_all_optimizer_steps():
-    metrics: dict[str, float] = {}
-    await Updater(Drifting(), Objective.from_names("ppo"), mini_batch_size=3).update(
-        batch(), 1, metrics
-    )
-    assert metrics["actor/ratio_max_deviation"] == 3
-    assert metrics["actor/first_ratio_max_deviation"] == 1
-
-
 async def test_the_actor_waits_for_the_critic_to_warm_up():
     for step, expected in ((1, ["critic"]), (2, ["critic"]), (3, ["critic", "actor"])):
         engine, learned = Steps(), []

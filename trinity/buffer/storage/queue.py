@@ -65,6 +65,7 @@ class QueueStorage(Storage):
         self._order = self._new_order()
         self._pool: list[tuple[int, Experience]] = []
         self._changed = asyncio.Condition()
+        self._turn = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._opening = asyncio.Lock()
         self._num_users = 0
@@ -120,17 +121,18 @@ class QueueStorage(Storage):
         """
         if not experiences:
             return self._metrics()
-        async with self._writing:
+        async with self._turn:  # a reader may `rewind` while writers wait for room
             async with self._changed:
                 await self._changed.wait_for(lambda: self._has_room(len(experiences)))
-            number = self._writes + 1
-            ids = await self._append(number, experiences)
-            async with self._changed:
-                self._writes = number
-                self._counts["written"] += len(experiences)
-                self._last_put = time.monotonic()
-                self._enter(Item(ids, list(experiences)))
-                self._changed.notify_all()
+            async with self._writing:
+                number = self._writes + 1
+                ids = await self._append(number, experiences)
+                async with self._changed:
+                    self._writes = number
+                    self._counts["written"] += len(experiences)
+                    self._last_put = time.monotonic()
+                    self._enter(Item(ids, list(experiences)))
+                    self._changed.notify_all()
         return self._metrics()
 
     def _has_room(self, count: int) -> bool:
