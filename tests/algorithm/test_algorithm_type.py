@@ -13,7 +13,7 @@ from trinity.algorithm import (
     SAMPLE_STRATEGY,
     AlgorithmType,
 )
-from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
+from trinity.common.config.algorithm_table import ALGORITHMS, GROUP_ADVANTAGES, AlgorithmSpec
 
 
 def config(mode="both", repeat_times=None):
@@ -27,6 +27,15 @@ def test_every_row_of_the_table_has_a_class_and_the_other_way_round():
         assert algorithm.name() == name
         assert algorithm.spec() == spec
         assert algorithm.family and algorithm.formula and algorithm.when and algorithm.__doc__
+
+
+def test_the_table_of_group_advantages_is_exact():
+    known = {name: ADVANTAGE_FN.get(name) for name in ADVANTAGE_FN.names() if "." not in name}
+    ours = {n: c for n, c in known.items() if c.__module__.startswith("trinity.algorithm.")}
+    of_groups = {name for name, function in ours.items() if not function.compute_in_trainer()}
+    assert set(GROUP_ADVANTAGES) == of_groups
+    twins = [twin for twin in GROUP_ADVANTAGES.values() if twin]
+    assert all(ADVANTAGE_FN.get(twin).compute_in_trainer() for twin in twins)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -233,6 +233,16 @@ def test_other_settings():
     assert left == {"actor_rollout_ref.rollout.name", "hydra.run.dir", "trainer.test_freq"}
 
 
+@pytest.mark.parametrize(("switch", "advantage"), [("True", "grpo_verl"), ("False", "grpo")])
+def test_a_kl_in_the_reward_takes_the_advantage_that_sees_it(switch, advantage):
+    script = f"""
+    python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
+      algorithm.use_kl_in_reward={switch} data.train_files=/data/all.parquet
+    """
+    tree = yaml.safe_load(import_verl(script).text())
+    assert tree["algorithm"]["advantage_fn"] == advantage
+
+
 def test_a_yaml_file_of_verl():
     text = """
     defaults: [ppo_trainer]

@@ -69,7 +69,8 @@ class AlgorithmConfig(ConfigModel):
     """Arguments of `advantage_fn`, merged over its defaults."""
 
     kl_penalty_fn: str | None = None
-    """KL estimate that is taken off the reward of every token; `none` for no penalty."""
+    """KL estimate that is taken off the reward of every token; `none` for no penalty. Needs an
+    advantage of the trainer, such as `grpo_verl`: others are taken before the KL is known."""
 
     kl_penalty_fn_args: dict[str, Any] | None = None
     """Arguments of `kl_penalty_fn`, merged over its defaults."""

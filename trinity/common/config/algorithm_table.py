@@ -111,3 +111,14 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
     ),
 }
 """Algorithm type -> what it is made of."""
+
+GROUP_ADVANTAGES: dict[str, str | None] = {
+    "asymre": "asymre_verl",
+    "gigpo": None,
+    "grpo": "grpo_verl",
+    "opmd": "opmd_verl",
+    "rec": None,
+    "reinforce": None,
+    "step_wise_grpo": None,
+}
+"""Advantages of finished experiences, before the trainer sees them -> the same in the trainer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity.common.config.algorithm import LOSS_AGG_MODES
+from trinity.common.config.algorithm_table import GROUP_ADVANTAGES
 from trinity.common.config.arithmetic import EXPERT_DATA_RATIO
 from trinity.common.config.case import Case, Check
 from trinity.common.constants import EngineType, Mode, TrainerType
@@ -83,6 +84,23 @@ def _loss_agg_mode(case: Case) -> Iterator[Problem]:
     elif own and own != algorithm.loss_agg_mode:
         message = f"algorithm.policy_loss_fn_args.loss_agg_mode says {own!r}."
         yield case.problem("algorithm.loss_agg_mode", message, "Remove one of the two.")
+
+
+def _kl_penalty(case: Case) -> Iterator[Problem]:
+    """It changes the reward in the trainer, where advantages of groups are there already."""
+    algorithm = case.config.algorithm
+    advantage = algorithm.advantage_fn or "none"
+    is_penalised = algorithm.kl_penalty_fn not in (None, "none") and case.config.mode.trains
+    if not is_penalised or advantage not in ("none", *GROUP_ADVANTAGES):
+        return
+    twin = GROUP_ADVANTAGES.get(advantage)
+    if advantage == "none":
+        message = f"{algorithm.algorithm_type} takes no advantage, so the reward changes nothing."
+    else:
+        message = f"The advantage {advantage} is taken of rewards before the trainer knows the KL."
+    instead = f"set `advantage_fn: {twin}`, or " if twin else ""
+    fix = f"{instead}set `kl_penalty_fn: none` and, for a KL in the loss, `kl_loss_fn`."
+    yield case.problem("algorithm.kl_penalty_fn", message, fix[0].upper() + fix[1:])
 
 
 def _warmup(case: Case) -> Iterator[Problem]:
@@ -171,6 +189,7 @@ ALGORITHM_CHECKS: tuple[Check, ...] = (
     _repeat_times,
     _taskset_repeat_times,
     _loss_agg_mode,
+    _kl_penalty,
     _warmup,
     _grad_clip,
     _expert_data,

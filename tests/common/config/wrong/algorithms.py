@@ -30,6 +30,27 @@ CASES = [
         "Did you mean `group`?",
         "group",
     ),
+    at(
+        "a KL penalty after the advantage",
+        "algorithm.kl_penalty_fn",
+        "k2",
+        "Set `advantage_fn: grpo_verl`",
+        "none",
+    ),
+    Wrong(
+        "a KL penalty of an advantage by steps",
+        {"algorithm": {"algorithm_type": "multi_step_grpo", "kl_penalty_fn": "k2"}},
+        "algorithm.kl_penalty_fn",
+        "Set `kl_penalty_fn: none`",
+        {"algorithm.kl_penalty_fn": "none", "algorithm.kl_loss_fn": "k2"},
+    ),
+    Wrong(
+        "a KL penalty without an advantage",
+        {"algorithm": {"algorithm_type": "raft", "kl_penalty_fn": "k2"}},
+        "algorithm.kl_penalty_fn",
+        "Set `kl_penalty_fn: none`",
+        {"algorithm.kl_penalty_fn": "none"},
+    ),
     Wrong(
         "half a row",
         {"algorithm": {"algorithm_type": "jsd", "advantage_fn_args": {"chunk_size": 1.5}}},

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+from trinity.common.config.algorithm_table import GROUP_ADVANTAGES
 from trinity.common.config.commented_yaml import CommentedTree
 from trinity.common.config.verl.given import read_launch
 from trinity.common.config.verl.keys import VERL_KEYS, Use
@@ -152,6 +153,8 @@ class _Import:
         key = "algorithm.adv_estimator"
         estimator = self._get(key, "gae")
         kind, advantage = _entry(ADVANTAGES, estimator, ("grpo", ""))
+        if self._get("algorithm.use_kl_in_reward", False):  # which only the trainer knows
+            advantage = GROUP_ADVANTAGES.get(advantage) or advantage
         self._put("algorithm.algorithm_type", kind, key)
         self._put("algorithm.repeat_times", self._number(_COUNT), _COUNT)
         for name in [key for key in self.given if key.startswith(f"{_ACTOR}.optim.")]:
