@@ -20,6 +20,15 @@ def why(edits, key):
     return next((note.why for note in notes if note.key == key), None)
 
 
+def test_an_evaluation_keeps_its_own_number_of_samples():
+    sets = [{"path": "/c", "repeat_times": 3}, {"path": "/d"}]
+    config = filled({"algorithm.repeat_times": 8, f"{INPUT}.eval_tasksets": sets})
+    assert [taskset.repeat_times for taskset in config.buffer.explorer_input.eval_tasksets] == [
+        3,
+        1,
+    ]
+
+
 def test_further_data_sets_are_gone_through_as_often_as_the_tasks():
     buffers = {"a": {"path": "/a"}, "b": {"path": "/b", "total_epochs": 25}}
     config = filled({"buffer.total_epochs": 5, "buffer.trainer_input.auxiliary_buffers": buffers})
