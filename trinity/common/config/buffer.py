@@ -76,7 +76,7 @@ class GenerationConfig(ConfigModel):
     """Number of tokens that are sampled from; -1 is all. Unset: `model.top_k`."""
 
     logprobs: int | None = Field(None, ge=0)
-    """Alternatives reported with each token. Unset: `model.logprobs`."""
+    """As `model.logprobs`: above 0 it has no effect."""
 
     max_tokens: int | None = Field(None, ge=1)
     """Longest response in tokens. Unset: `model.max_response_tokens`."""

@@ -95,7 +95,7 @@ class InferenceModelConfig(ConfigModel):
     """Number of tokens that are sampled from. Unset: `model.top_k`."""
 
     logprobs: int | None = Field(None, ge=0)
-    """Alternatives reported with each token. Unset: `model.logprobs`."""
+    """As `model.logprobs`: above 0 it has no effect."""
 
     max_model_len: int | None = Field(None, ge=1)
     """Longest sequence in tokens. Unset: `model.max_model_len`."""

@@ -131,7 +131,8 @@ class ModelConfig(ConfigModel):
     """Number of tokens that are sampled from; -1 is all of them."""
 
     logprobs: int = Field(0, ge=0)
-    """Alternatives reported with each sampled token; 0 is the token's own logprob only."""
+    """Alternatives reported with each sampled token, of earlier releases. No engine reports any:
+    above 0 it has no effect. The token's own logprob is always there."""
 
     max_model_len: int | None = Field(None, ge=1)
     """Longest sequence in tokens. Unset: `max_prompt_tokens + max_response_tokens`."""
