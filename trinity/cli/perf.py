@@ -39,6 +39,8 @@ def run(
         raise UsageError(f"--module is {module!r}; only explorer can be measured by itself.")
     if output_path.is_dir():
         raise UsageError(f"--output-path {output_path} is a folder; name a file.")
+    from functools import partial
+
     from rich.console import Console
 
     from trinity.cli.run import load, start
@@ -47,13 +49,8 @@ def run(
 
     screen = Screen(Console(highlight=False))
     root = output_path.resolve().parent / "jobs"
-    loaded, plugin_dirs = load(
-        config,
-        tuple(overrides or ()),
-        tuple(plugin_dir or ()),
-        screen,
-        lambda read: explorer_alone(read, root, total_steps),
-    )
+    adapt = partial(explorer_alone, root=root, total_steps=total_steps)
+    loaded, plugin_dirs = load(config, overrides or (), plugin_dir or (), screen, adapt)
 
     def launch() -> int:
         from trinity.perf.measure import Measuring, measure

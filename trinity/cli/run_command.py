@@ -26,12 +26,4 @@ def command(
     from trinity.cli.run import run
 
     file, overrides = file_and_overrides(config, arguments)
-    code = run(
-        config=file,
-        overrides=overrides,
-        plugin_dir=tuple(plugin_dir or ()),
-        cpu=cpu,
-        dry_run=dry_run,
-        dlc=dlc,
-    )
-    raise typer.Exit(code or 0)
+    raise typer.Exit(run(file, overrides, plugin_dir or (), cpu=cpu, dry_run=dry_run, dlc=dlc))

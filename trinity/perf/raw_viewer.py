@@ -28,18 +28,14 @@ class RowsViewer:
     def __init__(self, url: str, table: str) -> None:
         self.database = Database(url, must_exist=True)
         self.table = TaskTable(table)
-        self.name = table
 
     def main(self) -> None:
         """Draw the page."""
         st.set_page_config(page_title="trinity view", layout="wide")
-        st.title(f"Rows of {self.name}")
-        self.database.open()
-        try:
-            offset = offset_of_page(self.database.read(self.table.count), "rows")
-            rows = self.database.read(lambda c: self.table.page(c, offset, _PER_PAGE))
-        finally:
-            self.database.close()
+        st.title(f"Rows of {self.table.table.name}")
+        with self.database as database:
+            offset = offset_of_page(database.read(self.table.count), "rows")
+            rows = database.read(lambda c: self.table.page(c, offset, _PER_PAGE))
         for number, row in rows:
             with st.expander(f"{number}: {_title(row)}", expanded=True):
                 _show(row)

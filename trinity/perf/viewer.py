@@ -39,17 +39,14 @@ class ExperienceViewer:
         st.set_page_config(page_title="trinity view", layout="wide")
         st.title(f"Experiences of {self.tables.name}")
         filters = self._filters()
-        self.database.open()
-        try:
-            if not self.database.has_table(self.tables.name):
-                known = ", ".join(self.database.table_names()) or "none"
+        with self.database as database:
+            if not database.has_table(self.tables.name):
+                known = ", ".join(database.table_names()) or "none"
                 st.error(f"There is no table {self.tables.name!r}; there are: {known}.")
                 return
-            count = self.database.read(lambda c: self.tables.count(c, filters))
+            count = database.read(lambda c: self.tables.count(c, filters))
             offset = offset_of_page(count, "experiences")
-            rows = self.database.read(lambda c: self.tables.query(c, offset, _PER_PAGE, filters))
-        finally:
-            self.database.close()
+            rows = database.read(lambda c: self.tables.query(c, offset, _PER_PAGE, filters))
         decode = self._decode() if rows else str
         for row in rows:
             self._show(row, decode)
@@ -121,12 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def show_table(url: str, table: str, tokenizer: str = "", schema: str = "") -> None:
     """Draw the page of a table by what it holds; ``schema`` says what that should be, if given."""
-    database = Database(url, must_exist=True)
-    database.open()
-    try:
+    with Database(url, must_exist=True) as database:
         columns = database.column_names(table)
-    finally:
-        database.close()
     is_raw = COLUMN in columns
     if columns and schema and is_raw == (schema == "experience"):
         held = "raw rows (--schema sft, dpo or task)" if is_raw else "experiences"

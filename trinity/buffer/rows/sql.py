@@ -62,8 +62,7 @@ class SQLTaskRows:
 
 def write_tasks(path: str, name: str, rows: Sequence[Row]) -> None:
     """Append rows to a table of tasks, all or none of them."""
-    database, table = Database(path), TaskTable(name)
-    database.open()
-    database.create(table.table)
-    database.run(lambda connection: table.append(connection, rows))
-    database.close()
+    table = TaskTable(name)
+    with Database(path) as database:
+        database.create(table.table)
+        database.run(lambda connection: table.append(connection, rows))

@@ -50,9 +50,18 @@ LEAVES_DIGITS = AfterValidator(_with_digits)
 """Of a temperature: 0, or not so small that logprobs at it mean nothing."""
 
 
+def options_of(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union; of any other annotation itself."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
+def without_none(annotation: Any) -> Any:
+    """``annotation`` without its `| None`."""
+    options = [option for option in options_of(annotation) if option is not type(None)]
+    return options[0] if len(options) == 1 else annotation
+
+
 def accepts_none(field: FieldInfo) -> bool:
     """Whether null is a value of this field, and not only a way to leave it out."""
-    annotation = field.annotation
-    if get_origin(annotation) in (Union, types.UnionType):
-        return type(None) in get_args(annotation)
-    return annotation is type(None) or annotation is Any
+    return type(None) in options_of(field.annotation) or field.annotation is Any

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-import types
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trinity.common.config.algorithm_table import ALGORITHMS
+from trinity.common.config.base import options_of, without_none
 from trinity.common.config.old_names import ENGINES, KEYS, MOVED, REMOVED, VALUES
 from trinity.common.config.root import Config, StageConfig
 from trinity.common.config.schema import json_schema
@@ -135,15 +135,15 @@ _SHOWN_ELSEWHERE = {
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
     """The section class of ``field``, of its items if it is a list or mapping of sections."""
-    for annotation in (_plain(field.annotation), *get_args(_plain(field.annotation))):
-        inner = _plain(annotation)
+    for annotation in (without_none(field.annotation), *get_args(without_none(field.annotation))):
+        inner = without_none(annotation)
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             return inner
     return None
 
 
 def _suffix(field: FieldInfo) -> str:
-    origin = get_origin(_plain(field.annotation))
+    origin = get_origin(without_none(field.annotation))
     return {list: "[]", dict: ".<name>"}.get(origin, "")  # type: ignore[arg-type]
 
 
@@ -167,24 +167,17 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def _plain(annotation: Any) -> Any:
-    if get_origin(annotation) in (Union, types.UnionType):
-        options = [item for item in get_args(annotation) if item is not type(None)]
-        return options[0] if len(options) == 1 else annotation
-    return annotation
-
-
 _WORDS = {int: "integer", float: "number", str: "text", bool: "true/false", Any: "any"}
 
 
 def _type(annotation: Any) -> str:
-    inner = _plain(annotation)
+    inner = without_none(annotation)
     origin, arguments = get_origin(inner), get_args(inner)
     if inner in _WORDS:
         return _WORDS[inner]
     if origin is Literal:
         return ", ".join(f"`{item}`" for item in arguments)
-    if origin in (Union, types.UnionType):
+    if len(options_of(inner)) > 1:
         return " or ".join(_type(item) for item in arguments if item is not type(None))
     if origin in (list, tuple):
         return f"list of {_type(arguments[0])}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from trinity.common.config.base import without_none
 from trinity.common.config.nearest import nearest
 from trinity.common.config.old_names import REMOVED, is_computed
 from trinity.common.config.root import Config
@@ -183,21 +183,13 @@ def model_at(place: Sequence[int | str]) -> type[BaseModel] | None:
     for part in place:
         if model is not None and str(part) in model.model_fields:
             inner = model.model_fields[str(part)].annotation
-        elif get_origin(_plain(inner)) in (list, dict):
-            inner = get_args(_plain(inner))[-1]
+        elif get_origin(without_none(inner)) in (list, dict):
+            inner = get_args(without_none(inner))[-1]
         else:
             return None
-        plain = _plain(inner)
+        plain = without_none(inner)
         model = plain if isinstance(plain, type) and issubclass(plain, BaseModel) else None
     return model
-
-
-def _plain(annotation: Any) -> Any:
-    """``annotation`` without its `| None`."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        options = [item for item in get_args(annotation) if item is not type(None)]
-        return options[0] if len(options) == 1 else annotation
-    return annotation
 
 
 def all_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -206,10 +198,10 @@ def all_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]
         if not prefix and name == "stages":
             continue
         yield f"{prefix}{name}"
-        inner, between = _plain(field.annotation), "."
+        inner, between = without_none(field.annotation), "."
         if get_origin(inner) is list:
-            inner, between = _plain(get_args(inner)[0]), ".*."
+            inner, between = without_none(get_args(inner)[0]), ".*."
         elif get_origin(inner) is dict:
-            inner, between = _plain(get_args(inner)[1]), ".<name>."
+            inner, between = without_none(get_args(inner)[1]), ".<name>."
         if isinstance(inner, type) and issubclass(inner, BaseModel) and not issubclass(inner, Enum):
             yield from all_keys(inner, f"{prefix}{name}{between}")

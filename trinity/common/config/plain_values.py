@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import types
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
+
+from trinity.common.config.base import options_of
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _NULLS = frozenset(("None", "null", "Null", "NULL", "~"))
@@ -26,19 +27,13 @@ def clean(value: Any, annotation: Any = Any) -> Any:
         return value
     if value in _NULLS:
         return None
-    is_number = _NUMBER.fullmatch(value.strip()) and str not in _options(annotation)
+    is_number = _NUMBER.fullmatch(value.strip()) and str not in options_of(annotation)
     return float(value) if is_number else value
-
-
-def _options(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return get_args(annotation)
-    return (annotation,)
 
 
 def _inside(annotation: Any, key: object) -> Any:
     """What the item ``key`` of a value declared as ``annotation`` is declared as."""
-    for option in _options(annotation):
+    for option in options_of(annotation):
         if isinstance(option, type) and issubclass(option, BaseModel):
             field = option.model_fields.get(str(key))
             return field.annotation if field else Any

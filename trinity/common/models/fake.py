@@ -185,7 +185,6 @@ class FakeEngine:
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []
         self.tickets: list[WeightTicket] = []
-        self.is_closed = False
 
     async def prepare(self) -> None:
         """Nothing to load."""
@@ -223,7 +222,7 @@ class FakeEngine:
         return {"running": 0, "waiting": 0, "tokens": 0}
 
     async def close(self) -> None:
-        self.is_closed = True
+        """Nothing to free."""
 
     def _completion(self, ids: list[int]) -> Completion:
         is_ended = bool(ids) and ids[-1] in self._end_ids

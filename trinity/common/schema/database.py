@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
@@ -35,7 +35,7 @@ def database_url(path: str) -> str:
 
 
 class Database:
-    """One database. ``open`` -> transactions -> ``close``.
+    """One database. ``open`` -> transactions -> ``close``, or ``with``.
 
     Transactions that fail for want of a connection or of a lock are tried again, whole.
 
@@ -74,6 +74,13 @@ class Database:
         if self._engine is not None:
             self._engine.dispose()
         self._engine = None
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def is_sqlite(self) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from itertools import groupby
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import streamlit as st
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from trinity.common.config.base import options_of, without_none
 from trinity.manager.config_registry.config_registry import CONFIG_GENERATORS
 
 KEYS: dict[str, str] = {}
@@ -87,10 +87,8 @@ def _kind(field: FieldInfo) -> object:
     annotation = field.annotation
     if annotation in (bool, int, str):
         return annotation
-    inner = [part for part in get_args(annotation) if part is not type(None)]
-    is_union = get_origin(annotation) in (Union, types.UnionType)
-    main = inner[0] if is_union and len(inner) == 1 else annotation
-    unset = [""] if is_union else []
+    main = without_none(annotation)
+    unset = [""] if len(options_of(annotation)) > 1 else []
     if isinstance(main, type) and issubclass(main, Enum):
         return [*unset, *(str(choice.value) for choice in main)]
     if get_origin(main) is Literal:
