@@ -108,10 +108,10 @@ def _follow(
 
 def _folder_of(config: Path | None) -> Path:
     from trinity.cli.usage import UsageError
-    from trinity.common.config import derive, iterate_stages, load_config
+    from trinity.common.config import load_config
+    from trinity.common.config.case import cases_of
 
     if config is None:
         raise UsageError("Either --config or --log-dir must be provided.")
-    stages = [derive(stage).config for _, stage in iterate_stages(load_config(config))]
-    folders = [Path(stage.log.save_dir) for stage in stages]
+    folders = [Path(stage.config.log.save_dir) for stage in cases_of(load_config(config))]
     return folders[0] if len(folders) == 1 else folders[0].parent.parent

@@ -47,9 +47,10 @@ def command(
 def _of_run(config: Path) -> dict[str, str]:
     """Where the last stage that explores keeps its experiences: as sampled, else as trained on."""
     from trinity.cli.usage import UsageError
-    from trinity.common.config import derive, iterate_stages, load_config
+    from trinity.common.config import load_config
+    from trinity.common.config.case import cases_of
 
-    stages = [derive(stage).config for _, stage in iterate_stages(load_config(config))]
+    stages = [stage.config for stage in cases_of(load_config(config))]
     last = next((s for s in reversed(stages) if s.mode.explores), stages[-1])
     tokenizer = last.model.model_path
     pipeline, buffer = last.data_processor.experience_pipeline, last.buffer.trainer_input
@@ -68,11 +69,12 @@ def _of_run(config: Path) -> dict[str, str]:
 def _tasks_of(config: Path) -> dict[str, str]:
     """The first set of tasks that is in a database."""
     from trinity.cli.usage import UsageError
-    from trinity.common.config import derive, iterate_stages, load_config
+    from trinity.common.config import load_config
+    from trinity.common.config.case import cases_of
     from trinity.common.constants import StorageType
 
-    for _, stage in iterate_stages(load_config(config)):
-        tasks = derive(stage).config.buffer.explorer_input
+    for stage in cases_of(load_config(config)):
+        tasks = stage.config.buffer.explorer_input
         for taskset in [*tasks.tasksets, *tasks.eval_tasksets]:
             if taskset.storage_type is StorageType.SQL:
                 return {"url": taskset.path or "", "table": taskset.name}

@@ -100,6 +100,6 @@ class DeadlineError(TrinityError, TimeoutError):
         return type(self), (self.waited_for, self.phase, self.seconds, self.hint)
 
 
-def _short(value: object, limit: int = 80) -> str:
+def _short(value: object) -> str:
     text = repr(str(value)) if isinstance(value, str) else str(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
 from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.config.case import Case, cases_of
 from trinity.common.config.check_adapters import models_of
@@ -18,12 +17,12 @@ from trinity.common.config.verl.keys import ACTOR, leaves
 from trinity.common.constants import EngineType
 
 
-def find_advice(config: Config, algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS) -> list[str]:
+def find_advice(config: Config) -> list[str]:
     """One sentence for each doubtful setting; none with `ignore_validator_suggestions`.
 
     Of a model that is on this machine its `config.json` is read.
     """
-    return advice_of(cases_of(config, {}, algorithms))
+    return advice_of(cases_of(config))
 
 
 def advice_of(cases: Sequence[Case]) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
+from trinity.common.config.algorithm_table import AlgorithmSpec
 from trinity.common.config.derive import derive, spec_of
 from trinity.common.config.fill import is_set, value_at
 from trinity.common.config.names import KINDS, Names, builtin_names
@@ -75,17 +75,12 @@ class Case:
 
 
 def cases_of(
-    config: Config,
-    known: Names | None = None,
-    algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS,
-    plugin_dirs: Sequence[str] = (),
+    config: Config, known: Names | None = None, plugin_dirs: Sequence[str] = ()
 ) -> list[Case]:
     """One for each stage of ``config``, in order; a file without stages has one."""
     names = builtin_names() if known is None else known
     return [
-        Case(
-            stage, derive(stage, algorithms).config, spec_of(stage, algorithms), names, plugin_dirs
-        )
+        Case(stage, derive(stage).config, spec_of(stage), names, plugin_dirs)
         for _, stage in iterate_stages(config)
     ]
 

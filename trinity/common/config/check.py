@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from trinity.common.config.algorithm_table import ALGORITHMS, AlgorithmSpec
 from trinity.common.config.case import Case, Check, cases_of
 from trinity.common.config.check_algorithm import ALGORITHM_CHECKS
 from trinity.common.config.check_arguments import ARGUMENT_CHECKS
@@ -15,25 +14,14 @@ from trinity.common.config.check_sync import SYNC_CHECKS
 from trinity.common.config.check_tinker import TINKER_CHECKS
 from trinity.common.config.check_trainer import TRAINER_CHECKS
 from trinity.common.config.gpus import gpu_problems
-from trinity.common.config.names import Names
 from trinity.common.config.root import Config
 from trinity.common.config.verl.check import VERL_CHECKS
 from trinity.common.errors import Problem
 
 
-def find_problems(
-    config: Config,
-    known: Names | None = None,
-    algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS,
-) -> list[Problem]:
-    """Everything in ``config`` and its stages that cannot work, each with its line.
-
-    Args:
-        config: As `load_config` gives it.
-        known: Names that the file may use; `known_names` adds those of plugins.
-        algorithms: The table of algorithms, with those of plugins.
-    """
-    return problems_of(config, cases_of(config, known, algorithms))
+def find_problems(config: Config) -> list[Problem]:
+    """Everything in ``config`` and its stages that cannot work, each with its line."""
+    return problems_of(config, cases_of(config))
 
 
 def problems_of(config: Config, cases: Sequence[Case]) -> list[Problem]:

@@ -51,11 +51,7 @@ class Derivation(NamedTuple):
     notes: list[Derived]
 
 
-def derive(
-    config: Config,
-    algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS,
-    env: Mapping[str, str] = os.environ,
-) -> Derivation:
+def derive(config: Config, env: Mapping[str, str] = os.environ) -> Derivation:
     """Fill in every value that ``config`` leaves open and the file determines.
 
     A value of the user's is never replaced, but for `explorer.eval_interval`, which is rounded
@@ -63,7 +59,7 @@ def derive(
     """
     filler = Filler(config)
     apply_verl(filler)
-    spec = spec_of(config, algorithms)
+    spec = spec_of(config)
     _derive_places(filler, env)
     _derive_algorithm(filler, spec)
     derive_models(filler)
@@ -74,9 +70,9 @@ def derive(
     return Derivation(filler.config, filler.notes)
 
 
-def spec_of(config: Config, algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS) -> AlgorithmSpec:
+def spec_of(config: Config) -> AlgorithmSpec:
     """The algorithm of ``config``; that of a plugin which is not loaded has plain defaults."""
-    return algorithms.get(config.algorithm.algorithm_type, _ANY_ALGORITHM)
+    return ALGORITHMS.get(config.algorithm.algorithm_type, _ANY_ALGORITHM)
 
 
 def needs_reference(config: Config) -> bool:
@@ -86,10 +82,10 @@ def needs_reference(config: Config) -> bool:
     return bool(kl) or algorithm.policy_loss_fn == "dpo"
 
 
-def needs_critic(config: Config, algorithms: Mapping[str, AlgorithmSpec] = ALGORITHMS) -> bool:
+def needs_critic(config: Config) -> bool:
     """Whether a value model is trained along: the algorithm has one, or its advantage needs one."""
     needs_values = config.algorithm.advantage_fn == ADVANTAGE_WITH_VALUES
-    return spec_of(config, algorithms).use_critic or needs_values
+    return spec_of(config).use_critic or needs_values
 
 
 def job_path(config: Config) -> str:

@@ -47,7 +47,7 @@ def validate_file(
         config = adapt(config) if adapt else config
         broken = [problem.key for problem in problems]
         folders = [str(folder) for folder in plugin_dirs] or plugin_dirs_from_env()
-        cases = cases_of(config, known_names(folders), plugin_dirs=folders)
+        cases = cases_of(config, known_names(folders), folders)
         for problem in problems_of(config, cases):
             if not any(_is_at(problem.key, key) for key in broken if key):
                 problems.append(problem)

@@ -28,7 +28,6 @@ def add_fields(
     model: type[BaseModel],
     names: Iterable[str],
     prefix: str = "",
-    visible: Callable[[], bool] | None = None,
     choices: Mapping[str, list[str]] | None = None,
 ) -> None:
     """Register a setting ``<prefix><name>`` for each of the named fields of a section.
@@ -44,7 +43,7 @@ def add_fields(
         default = _shown(field)
         _INITIAL[setting] = default
         draw = _drawer(setting, field, KEYS[setting], (choices or {}).get(name))
-        CONFIG_GENERATORS.register_config(default_value=default, visible=visible)(draw)
+        CONFIG_GENERATORS.register_config(default_value=default)(draw)
 
 
 def changed(state: Mapping[str, Any], section: str) -> dict[str, Any]:
