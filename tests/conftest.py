@@ -1,4 +1,4 @@
-"""Settings of all tests: threads that sleep while they wait, so that tests share cores well."""
+"""Settings of all tests: their order, and threads that sleep while they wait, to share cores."""
 
 import os
 import sys
@@ -22,6 +22,12 @@ with suppress(ImportError):  # not in each environment
         derandomize="CI" in os.environ,
     )
     settings.load_profile("any machine")
+
+
+@pytest.hookimpl(trylast=True)  # after the marks that folders give their tests
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow ones first: at the end no worker waits for a long one of another."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True)

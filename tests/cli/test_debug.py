@@ -96,6 +96,7 @@ def test_a_model_in_one_terminal_serves_the_workflow_in_another(config: Path):
     assert not list(config.parent.glob("trinity_debug_*/*.sock"))
 
 
+@pytest.mark.slow
 def test_a_file_for_gpus_is_tried_on_the_cpu(config: Path):
     text = config.read_text().replace("gpu_per_node: 0", "gpu_per_node: 2")
     config.write_text(text.replace("engine_type: torch", "engine_type: vllm"))

@@ -17,7 +17,7 @@ from trinity.launcher.cluster import ray_cluster
 from trinity.utils import actor
 from trinity.utils.actor import spawn
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 class Suicide(Workflow):
