@@ -10,6 +10,7 @@ def registries() -> dict[str, Registry]:
     import trinity.algorithm as algorithm
     from trinity.buffer.operators import EXPERIENCE_OPERATORS
     from trinity.buffer.reader import READER
+    from trinity.buffer.schema import FORMATTER
     from trinity.buffer.selector import SELECTORS
     from trinity.buffer.storage.priority import PRIORITY_FUNC
     from trinity.buffer.writer import WRITER
@@ -28,6 +29,7 @@ def registries() -> dict[str, Registry]:
         "REWARD_FUNCTIONS": REWARD_FUNCTIONS,
         "SELECTORS": SELECTORS,
         "EXPERIENCE_OPERATORS": EXPERIENCE_OPERATORS,
+        "FORMATTER": FORMATTER,
         "PRIORITY_FUNC": PRIORITY_FUNC,
         "READER": READER,
         "WRITER": WRITER,

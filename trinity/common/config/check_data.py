@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trinity.common.config.algorithm_table import ALGORITHMS
 from trinity.common.config.buffer import DataSelectorConfig, TasksetConfig
 from trinity.common.config.case import Case, Check
 from trinity.common.config.derive_data import EXPERIENCES, INPUT
+from trinity.common.config.names import builtin_names
 from trinity.common.constants import Mode, PromptType, StorageType
 from trinity.common.errors import Problem
 
@@ -160,6 +162,24 @@ def _experience_buffer(case: Case) -> Iterator[Problem]:
     yield from _queue(case)
 
 
+def _schemas(case: Case) -> Iterator[Problem]:
+    """What rows are: of a known kind, and pairs where pairs are trained on and nowhere else."""
+    inputs, name = case.config.buffer.trainer_input, case.config.algorithm.algorithm_type
+    for place in inputs.auxiliary_buffers:
+        key = f"buffer.trainer_input.auxiliary_buffers.{place}.schema_type"
+        yield from case.unknown(key, "FORMATTER")
+    key = f"{EXPERIENCES}.schema_type"
+    if inputs.experience_buffer is None or not case.config.mode.trains:
+        return
+    yield from case.unknown(key, "FORMATTER")
+    schema, wanted = inputs.experience_buffer.schema_type, case.spec.schema
+    is_raw = schema in builtin_names()["FORMATTER"] - {"experience"}  # that may be either
+    if is_raw and name in ALGORITHMS and (schema == "dpo") != (wanted == "dpo"):
+        answers = "pairs of answers" if wanted == "dpo" else "single answers"
+        message = f"{name} trains on {answers}; this says that rows are others."
+        yield case.problem(key, message, f"Remove it, or set `schema_type: {wanted}`.")
+
+
 def _queue(case: Case) -> Iterator[Problem]:
     buffer = case.config.buffer.trainer_input.experience_buffer
     assert buffer is not None
@@ -236,6 +256,7 @@ DATA_CHECKS: tuple[Check, ...] = (
     _batch,
     _experience_buffer,
     _auxiliary_buffers,
+    _schemas,
     _data_sets_with_images,
     _pipelines,
 )

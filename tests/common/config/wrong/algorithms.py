@@ -69,6 +69,31 @@ CASES = [
         {"algorithm.repeat_times": 2},
     ),
     Wrong(
+        "pairs for SFT",
+        {**SFT, EXPERIENCES: {"path": "/data/pairs", "schema_type": "dpo"}},
+        f"{EXPERIENCES}.schema_type",
+        "`schema_type: sft`",
+        {f"{EXPERIENCES}.schema_type": "sft"},
+    ),
+    Wrong(
+        "single answers for DPO",
+        {
+            **SFT,
+            "algorithm": {"algorithm_type": "dpo"},
+            EXPERIENCES: {"path": "/data/answers", "schema_type": "sft"},
+        },
+        f"{EXPERIENCES}.schema_type",
+        "`schema_type: dpo`",
+        {f"{EXPERIENCES}.schema_type": DROP},
+    ),
+    Wrong(
+        "a kind of rows that there is not",
+        {**SFT, EXPERIENCES: {"path": "/data/sft", "schema_type": "sftt"}},
+        f"{EXPERIENCES}.schema_type",
+        "`sft`",
+        {f"{EXPERIENCES}.schema_type": "sft"},
+    ),
+    Wrong(
         "SFT with an explorer",
         {**SFT, "mode": "both"},
         "algorithm.algorithm_type",
