@@ -36,7 +36,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 # Data-Juicer in an environment of its own: it pins an older dill.
 test-data:
