@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +41,34 @@ def test_the_newest_whole_checkpoint_is_found_and_torn_ones_are_named(tmp_path):
     assert set(found.torn) == {".global_step_13.saving", "global_step_12", "global_step_11"}
     assert "has 3 of 1 bytes" in found.torn["global_step_12"]
     assert layout.drop_torn(tmp_path) == [".global_step_13.saving"]
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_save_killed_before_its_last_rename_is_ended(tmp_path, monkeypatch, was_there):
+    """A step that is saved again was moved aside by then: neither copy is in its place."""
+    if was_there:
+        saved(tmp_path, 7)
+    folder = tmp_path / "global_step_7"
+    (atomic.begin_folder(folder) / "weights").write_text("new")
+    rename = Path.rename
+
+    def killed(path, target):
+        if Path(target) == folder:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        atomic.finish_folder(folder)
+    monkeypatch.undo()
+    assert layout.find_latest(tmp_path).folder is None
+
+    (atomic.begin_folder(tmp_path / "global_step_8") / "weights").write_text("half")
+    layout.end_saves(tmp_path)
+    assert layout.find_latest(tmp_path).folder == folder
+    assert (folder / "weights").read_text() == "new"
+    layout.drop_torn(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step_7"]
 
 
 def test_no_checkpoint_at_all(tmp_path):

@@ -121,6 +121,18 @@ def find_latest(job: Path) -> Found:
     return Found(None, torn)
 
 
+def end_saves(job: Path) -> None:
+    """Put in place what a save had whole when it was killed, between the two renames of its end.
+
+    Nobody may be saving meanwhile.
+    """
+    for aside in Path(job).glob(".global_step_*.saving"):
+        folder = aside.with_name(aside.name.removeprefix(".").removesuffix(".saving"))
+        is_step = folder.name.removeprefix("global_step_").isdigit()
+        if is_step and not folder.exists() and not atomic.faults(aside):
+            aside.rename(folder)
+
+
 def drop_torn(job: Path) -> list[str]:
     """Remove what interrupted saves left behind; their names. Nobody may be saving meanwhile."""
     leftovers = list(Path(job).glob(".global_step_*.saving"))

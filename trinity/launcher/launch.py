@@ -244,6 +244,8 @@ class Job:
         await self._prepare_tasks(plan)
         recorder = StageRecorder(stage, started)
         is_bench = plan.config.mode is Mode.BENCH
+        if plan.config.mode.trains:
+            layout.end_saves(plan.job.path)
         resume = None if is_bench else find_resume_point(plan.job, logger.warning)
         if plan.config.mode.trains:
             layout.drop_torn(plan.job.path)
