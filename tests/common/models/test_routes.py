@@ -102,6 +102,27 @@ def test_a_dense_model_has_none():
         Routers(model)
 
 
+def test_a_router_that_chooses_otherwise_is_told(monkeypatch):
+    config = moe.qwen()
+    gate = type(moe.made(config).model.layers[0].mlp.gate)
+
+    def by_sorting(self, hidden):
+        scores = hidden.reshape(-1, config.hidden_size) @ self.weight.T
+        chosen = scores.argsort(-1, descending=True)[:, : moe.PER_TOKEN]
+        return scores, scores.gather(-1, chosen).softmax(-1), chosen
+
+    monkeypatch.setattr(gate, "forward", by_sorting)
+    model = moe.made(config)
+    routers = Routers(model)
+    model(IDS)
+    told = "router of layer 0 does not choose experts by one topk"
+    with pytest.raises(RuntimeError, match=told), routers.noting():
+        model(IDS)
+    routers.follow(moe.other_routes(IDS.shape[1], 3))
+    with pytest.raises(RuntimeError, match=told):
+        model(IDS)
+
+
 def test_routes_of_sequences_that_go_on():
     earlier = filled(moe.other_routes(4, 2), 5)
     assert torch.equal(earlier[4], torch.full((2, 2), UNKNOWN))

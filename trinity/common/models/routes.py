@@ -85,8 +85,15 @@ class Routers:
     def _route(self, layer: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._given_NLK is None and self._noted is None:
             return forward(*args, **kwargs)
-        with _Choosing(self._num_experts, self.per_token, partial(self._chosen, layer)):
-            return forward(*args, **kwargs)
+        choosing = _Choosing(self._num_experts, self.per_token, partial(self._chosen, layer))
+        with choosing:
+            found = forward(*args, **kwargs)
+        if not choosing.was_asked:
+            raise RuntimeError(
+                f"The router of layer {layer} does not choose experts by one topk, as routers of "
+                "transformers do: set algorithm.enable_router_replay to false for this model."
+            )
+        return found
 
     def _chosen(self, layer: int, own_NK: Tensor) -> Tensor:
         """The experts to take where a router would take its own."""
@@ -100,23 +107,31 @@ class Routers:
 
 
 class _Choosing(TorchFunctionMode):
-    """Within, the choice of K among E experts is ``choose``'s."""
+    """Within, the choice of K among E experts is ``choose``'s.
+
+    Attributes:
+        was_asked: Whether there was such a choice.
+    """
 
     def __init__(self, num_experts: int, per_token: int, choose: Callable[[Tensor], Tensor]):
         super().__init__()
         self._num_experts = num_experts
         self._per_token = per_token
         self._choose = choose
+        self.was_asked = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
         if func not in _TOPK:
             return found
-        scores_NE, wanted = args[0], (self._num_experts, self._per_token)
+        scores_NE = args[0] if args else kwargs["input"]
+        wanted = (self._num_experts, self._per_token)
         if scores_NE.ndim != 2 or (scores_NE.shape[-1], found.indices.shape[-1]) != wanted:
             return found  # of groups of experts
+        self.was_asked = True
         chosen_NK = self._choose(found.indices)
         return torch.return_types.topk((scores_NE.gather(-1, chosen_NK), chosen_NK))
 
