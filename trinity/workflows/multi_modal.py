@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pydantic import PositiveInt
+
 from trinity.common.models.media import NUM_FRAMES, media_of, parts_of
 from trinity.common.workflows import SimpleWorkflow
 from trinity.common.workflows.simple import Messages
@@ -16,7 +18,7 @@ class SimpleMMWorkflow(SimpleWorkflow):
     ``<video>``. Needs `explorer.rollout_model.enable_multimodal: true`.
     """
 
-    argument_types: ClassVar[Mapping[str, Any]] = {"num_frames": int}
+    argument_types: ClassVar[Mapping[str, Any]] = {"num_frames": PositiveInt}
 
     def format_messages(self) -> Messages:
         messages = super().format_messages()

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, Optional, Union
 
+from pydantic import PositiveInt
+
 from trinity.common.config.names import PACKAGE, parse, table_of
 
 Parameters = Mapping[str, Any]
@@ -22,6 +24,7 @@ _TYPES: Mapping[str, Any] = {
     "Literal": Literal,
     "Optional": Optional,
     "Union": Union,
+    "PositiveInt": PositiveInt,
 }
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import PositiveInt
+
 from trinity.common.workflows.workflow import Workflow, defined_at
 from trinity.utils.threads import run_sync
 
@@ -26,7 +28,7 @@ class _Steps(Workflow):
 
     is_async: ClassVar[bool] = False
     needs_history: ClassVar[bool] = True
-    argument_types: ClassVar[Mapping[str, Any]] = {"max_step_num": int}
+    argument_types: ClassVar[Mapping[str, Any]] = {"max_step_num": PositiveInt}
 
     def __init__(
         self,

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
+from pydantic import PositiveInt
+
 from trinity.common.experience import Experience
 from trinity.common.extras import needed
 from trinity.workflows.agent.react import AgentWorkflow
@@ -29,7 +31,7 @@ class AgentScopeReActWorkflow(AgentWorkflow):
     argument_types: ClassVar[Mapping[str, Any]] = {
         "type": str,
         "tools": Sequence[str],
-        "max_turns": int,
+        "max_turns": PositiveInt,
         "context_size": int | None,
     }
 

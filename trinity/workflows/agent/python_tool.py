@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pydantic import PositiveInt
+
 from trinity.common.experience import Experience
 from trinity.common.workflows import BaseSimpleWorkflow, MultiTurnWorkflow
 from trinity.workflows.agent.sandbox import run_python
@@ -27,7 +29,7 @@ class PythonToolWorkflow(BaseSimpleWorkflow, MultiTurnWorkflow):
     """
 
     argument_types: ClassVar[Mapping[str, Any]] = {
-        "max_turns": int,
+        "max_turns": PositiveInt,
         "code_timeout_s": float,
         "memory_mb": int,
     }

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from pydantic import PositiveInt
+
 from trinity.common.experience import Experience
 from trinity.common.models.api.errors import CONTEXT_LENGTH_EXCEEDED
 from trinity.common.workflows import REWARD_ERROR, BaseSimpleWorkflow
@@ -90,7 +92,7 @@ class ReActWorkflow(AgentWorkflow):
 
     argument_types: ClassVar[Mapping[str, Any]] = {
         "tools": Sequence[str],
-        "max_turns": int,
+        "max_turns": PositiveInt,
         "tool_obs_char_limit": int,
     }
     default_system_prompt: ClassVar[str] = _SYSTEM_PROMPT

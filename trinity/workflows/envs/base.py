@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
+from pydantic import PositiveInt
+
 from trinity.common.experience import Experience
 from trinity.common.workflows import MultiTurnWorkflow
 from trinity.utils.threads import shared_threads
@@ -41,7 +43,7 @@ class EnvWorkflow(MultiTurnWorkflow):
     there, with the reward it has.
     """
 
-    argument_types: ClassVar[Mapping[str, Any]] = {"max_turns": int, "step_wise": bool}
+    argument_types: ClassVar[Mapping[str, Any]] = {"max_turns": PositiveInt, "step_wise": bool}
     is_async: ClassVar[bool] = True
     #: Whether `begin`, `act` and `end` take long, and so need a thread.
     is_blocking: ClassVar[bool] = False

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from pydantic import PositiveInt
+
 from trinity.common.experience import Experience
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
 
@@ -39,7 +41,7 @@ class TextGameWorkflow(EnvWorkflow):
     ``missing_actions``.
     """
 
-    argument_types: ClassVar[Mapping[str, Any]] = {"max_env_steps": int, "reflect": bool}
+    argument_types: ClassVar[Mapping[str, Any]] = {"max_env_steps": PositiveInt, "reflect": bool}
     is_blocking: ClassVar[bool] = True
     default_max_turns: ClassVar[int] = 30
     rules: ClassVar[str] = ""

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pydantic import PositiveInt
+
 from trinity.common.experience import Experience
 from trinity.common.workflows import REWARD_ERROR, SimpleWorkflow
 
@@ -16,7 +18,7 @@ class MathHintWorkflow(SimpleWorkflow):
     answer: a first attempt that a hint rescued is credited like a right one.
     """
 
-    argument_types: ClassVar[Mapping[str, Any]] = {"max_turns": int}
+    argument_types: ClassVar[Mapping[str, Any]] = {"max_turns": PositiveInt}
     default_reward_fn: ClassVar[str] = "math_boxed_reward"
 
     async def run_async(self) -> list[Experience]:

@@ -120,6 +120,7 @@ CASES = [
         for workflow, argument, value, says, right in (
             ("react_workflow", "max_turns", "abc", "digits only", "5"),
             ("sudoku_workflow", "max_turns", None, "digits only", 5.0),
+            ("frozen_lake_workflow", "max_turns", 0, "more than 0", 1),
             ("alfworld_workflow", "reflect", "false", "`true` or `false`", False),
             ("react_workflow", "tools", "python", "one item a line", ["python"]),
         )

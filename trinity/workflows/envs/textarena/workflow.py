@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from pydantic import PositiveInt
+
 from trinity.common.extras import needed
 from trinity.workflows.envs.base import EnvWorkflow, Messages, Outcome
 
@@ -24,7 +26,7 @@ class TextArenaWorkflow(EnvWorkflow):
 
     argument_types: ClassVar[Mapping[str, Any]] = {
         "env_id": str,
-        "num_players": int,
+        "num_players": PositiveInt,
         "env_args": Mapping[str, Any],
         "system_prompt": str,
     }

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pydantic import PositiveInt
+
 from trinity.common.errors import NotSetUpError
 from trinity.workflows.envs.text_game import TextGame, TextGameWorkflow
 
@@ -19,7 +21,7 @@ class WebShopWorkflow(TextGameWorkflow):
     ``num_products`` (1000). Reward: WebShop's own, from 0 to 1.
     """
 
-    argument_types: ClassVar[Mapping[str, Any]] = {"num_products": int}
+    argument_types: ClassVar[Mapping[str, Any]] = {"num_products": PositiveInt}
     default_max_turns: ClassVar[int] = 15
     rules: ClassVar[str] = (
         "You shop for what the instruction asks for. In each turn think first, then write one "
