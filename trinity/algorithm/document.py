@@ -63,7 +63,7 @@ _COLUMNS = (
 
 def page() -> str:
     """The whole of `docs/algorithms.md`."""
-    algorithms = [ALGORITHM_TYPE.get(name) for name in ALGORITHM_TYPE.names()]
+    algorithms = [ALGORITHM_TYPE.get(name) for name in ALGORITHM_TYPE.shipped()]
     algorithms.sort(key=lambda algorithm: (algorithm.family, algorithm.name()))
     sections = [
         _INTRO,
@@ -117,7 +117,8 @@ def _parts(algorithm: type[AlgorithmType]) -> list[str]:
 
 
 def _methods(title: str, key: str, registry: Registry[Any]) -> str:
-    entries = [f"### `{name}`\n\n{_method_body(registry.get(name))}" for name in registry.names()]
+    names = registry.shipped()
+    entries = [f"### `{name}`\n\n{_method_body(registry.get(name))}" for name in names]
     return "\n".join([f"\n## {title}\n\n`algorithm.{key}` is one of these.\n", *entries])
 
 

@@ -82,6 +82,10 @@ class Registry(Generic[T]):
         """All names, built-in and registered, sorted."""
         return sorted({*self._builtins, *self._loaded})
 
+    def shipped(self) -> list[str]:
+        """Names of what ships with trinity, sorted."""
+        return sorted(self._builtins)
+
     def __contains__(self, name: str) -> bool:
         return name in self._loaded or name in self._builtins
 
