@@ -173,5 +173,8 @@ SELECTOR_METRIC = "selector_metric"
 ENV_CHECKPOINT_ROOT_DIR = "TRINITY_CHECKPOINT_ROOT_DIR"
 ENV_MAX_EXPERIENCE_BYTES = "TRINITY_MAX_EXP_SIZE"
 
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Fields by which the config of a mixture-of-experts model tells how many experts it has."""
+
+ROUTES = "routed_experts"
+"""Field of an experience, and column of a training batch: the experts that its tokens went to."""

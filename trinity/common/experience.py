@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trinity.common import wire
+from trinity.common.constants import ROUTES
 
 if TYPE_CHECKING:
     from datasets import Dataset  # brings pandas
@@ -31,7 +32,6 @@ TENSOR_FIELDS: dict[str, torch.dtype] = {
     "chosen": torch.int32,
     "rejected": torch.int32,
 }
-_ROUTES = "routed_experts"
 _FREE_LENGTH = ("tokens", "chosen", "rejected")
 _PLAIN_FIELDS = (
     "reward",
@@ -425,15 +425,15 @@ def _columns(table: wire.Table) -> dict[str, Sequence[object]]:
 def _named_tensors(experience: Experience) -> dict[str, Tensor]:
     """Tensors of other shapes than one entry per token."""
     media, routes = experience.multi_modal_inputs or {}, experience.routed_experts
-    return media if routes is None else {**media, _ROUTES: routes}
+    return media if routes is None else {**media, ROUTES: routes}
 
 
 def _by_field(
     named: Sequence[dict[str, Tensor] | None],
 ) -> dict[str, list[dict[str, Tensor] | None] | list[Tensor | None]]:
     """What `_named_tensors` put together, as columns of attributes."""
-    media = [{n: t for n, t in (row or {}).items() if n != _ROUTES} or None for row in named]
-    return {"multi_modal_inputs": media, _ROUTES: [(row or {}).get(_ROUTES) for row in named]}
+    media = [{n: t for n, t in (row or {}).items() if n != ROUTES} or None for row in named]
+    return {"multi_modal_inputs": media, ROUTES: [(row or {}).get(ROUTES) for row in named]}
 
 
 def _restore(names: Iterable[str], values: Sequence[object]) -> Experience:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trinity.common.constants import OnSaveError, SaveStrategy
+from trinity.common.constants import EXPERT_COUNTS, OnSaveError, SaveStrategy
 from trinity.common.errors import Problem
 from trinity.launcher.plan import RunPlan, rope_overrides
 from trinity.trainer.backends.verl.compat import missing_for_megatron
 
 _SIZES = "trainer.megatron"
 _USE_FSDP = "Set `trainer_strategy: fsdp2`."
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def megatron_problems(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
@@ -155,7 +154,7 @@ def _experts(plan: RunPlan, shape: Mapping[str, object]) -> Iterator[Problem]:
 
 
 def _num_experts(shape: Mapping[str, object]) -> int:
-    return max(_count(shape, name) for name in _EXPERTS)
+    return max(_count(shape, name) for name in EXPERT_COUNTS)
 
 
 def _divisors(below: int, *counts: int) -> list[int]:

@@ -22,8 +22,7 @@ _SHAPE = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
-    "num_experts",
-    "num_local_experts",
+    *EXPERT_COUNTS,
     "vocab_size",
     "tie_word_embeddings",
 )

@@ -10,6 +10,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from trinity.common.constants import ROUTES
 from trinity.common.experience import Experience, split_dpo_experience_to_single_turn
 from trinity.common.models.prompts import require_bounds_known
 from trinity.common.models.routes import DTYPE as ROUTES_DTYPE
@@ -17,8 +18,6 @@ from trinity.common.models.routes import UNKNOWN
 from trinity.common.models.vision import PIXELS
 
 _NAMED = 3  # rows that a message names
-ROUTES = "routed_experts"
-"""Column of the experts that tokens went to: [B, tokens, layers, k]."""
 #: Field of an experience -> name of its column, both [B, T].
 _RESPONSE_FIELDS = {
     "action_mask": "action_mask",

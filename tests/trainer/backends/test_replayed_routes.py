@@ -7,6 +7,7 @@ from tests.common.models import moe
 from tests.trainer.backends.process_ranks import rank_group
 from tests.trainer.backends.test_torch_engine import GRPO, gradients, plain_outputs, settings
 from tests.trainer.toy import groups, multi_turn
+from trinity.common.constants import ROUTES
 from trinity.common.experience import EID
 from trinity.common.models.protocol import SamplingParams
 from trinity.common.models.routes import Routers, filled
@@ -14,7 +15,7 @@ from trinity.engine.torch import TorchEngine
 from trinity.engine.torch import TorchEngineSettings as InferenceSettings
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.backends.torch.microbatch import MicroBatchRule
-from trinity.trainer.batch import ROUTES, TrainBatch
+from trinity.trainer.batch import TrainBatch
 
 LAYERS = 3
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope
+from trinity.common.constants import ROUTES
 from trinity.common.models.adapters import AdapterFolder, adapter_off, merged
 from trinity.common.models.allocator import use_tight_memory
 from trinity.common.models.protocol import WeightTicket
@@ -32,7 +33,7 @@ from trinity.trainer.backends.torch.state import (
     load_state,
 )
 from trinity.trainer.backends.torch.varlen import use_flash_attention_4
-from trinity.trainer.batch import ROUTES, TrainBatch, infinite_columns
+from trinity.trainer.batch import TrainBatch, infinite_columns
 from trinity.trainer.engine import ModelRole, TrainedRole
 from trinity.trainer.figures import figures_of_process
 from trinity.trainer.loss import BatchObjective

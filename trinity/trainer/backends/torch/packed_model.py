@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from trinity.common.constants import ROUTES
 from trinity.common.models.gradients import gradient_of_master
 from trinity.common.models.loading import attention_of_text, image_features
 from trinity.common.models.routes import Routers
@@ -26,7 +27,7 @@ from trinity.trainer.backends.torch.packing import (
     pack_rows,
 )
 from trinity.trainer.backends.torch.varlen import sent
-from trinity.trainer.batch import ROUTES, TrainBatch
+from trinity.trainer.batch import TrainBatch
 
 if TYPE_CHECKING:
     from trinity.trainer.backends.torch.sequence_parallel import SequenceGroup

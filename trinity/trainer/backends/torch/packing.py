@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trinity.trainer.batch import ROUTES, TrainBatch
+from trinity.common.constants import ROUTES
+from trinity.trainer.batch import TrainBatch
 
 #: A split must save this many tokens: each segment costs a row of attention of its own.
 _MIN_SAVED_TOKENS = 16

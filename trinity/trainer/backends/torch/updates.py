@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trinity.algorithm.aggregate import LossScope, loss_scope
+from trinity.common.constants import ROUTES
 from trinity.trainer.backends.torch.microbatch import MetricMeans, MicroBatch
 from trinity.trainer.backends.torch.packed_model import (
     Arriving,
@@ -85,7 +86,8 @@ def backward(
         packed = model.pack(part)
         with torch.set_grad_enabled(not micro.is_idle):
             hidden = model.hidden(packed)
-        grad = _head_backward(model, hidden, packed, part, objective, scope, means, losses)
+        rows = part.without(ROUTES)  # large, and done with: each chunk would copy its own
+        grad = _head_backward(model, hidden, packed, rows, objective, scope, means, losses)
         if model.goes_back(grad is not None, is_last):
             hidden = model.hidden(packed) if micro.is_idle else hidden
             model.before_backward(is_last)
