@@ -13,6 +13,7 @@ pytest.importorskip("tinker")
 from tests.common.models.toy import config, model_folder
 from tests.engine.test_conformance import plain_logprobs, prompt
 from tests.engine.tinker.served import NAME, engine_of, serving
+from tests.tinker_service import TinkerTestService
 from trinity.common.errors import TrinityError
 from trinity.common.models import SamplingParams
 from trinity.common.models.loading import load_causal_lm
@@ -49,6 +50,13 @@ async def running(engine: TinkerEngine, params: SamplingParams = LONG) -> asynci
     while not (await engine.health())["running"]:
         await asyncio.sleep(0.005)
     return task
+
+
+async def asked(service: TinkerTestService, request: str) -> None:
+    """Wait until the service was asked for something."""
+    async with asyncio.timeout(LIMIT_S):
+        while request not in service.requests:
+            await asyncio.sleep(0.01)
 
 
 async def test_samples_under_way_end_on_the_weights_they_began_with(service, folder):
@@ -118,11 +126,9 @@ async def test_a_cancelled_request_is_cancelled_there_too(service, folder):
     engine = engine_of(service, folder)
     await engine.prepare()
     task = await running(engine, SamplingParams(max_tokens=900, ignore_eos=True, n=8))
-    await asyncio.sleep(0.3)
+    await asked(service, "retrieve_future")  # the library knows the request's id by then
     task.cancel()
-    async with asyncio.timeout(60):
-        while "cancel_future" not in service.requests:
-            await asyncio.sleep(0.01)
+    await asked(service, "cancel_future")
     await engine.close()
 
 
