@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from trinity.common.config.monitor import MonitorConfig
+from trinity.common.config.root import Config
 from trinity.launcher import reporter as subject
 from trinity.launcher.reporter import Reporter
 from trinity.utils.monitor import Monitor
@@ -17,7 +19,8 @@ class Noting(Monitor):
     """Notes what it gets; waits for ``may_go`` before, and fails at ``bad`` steps."""
 
     def __init__(self, folder: Path, bad: tuple[int, ...] = ()) -> None:
-        super().__init__("project", "", "name", "trainer", folder)
+        config = Config(monitor=MonitorConfig(cache_dir=str(folder)))
+        super().__init__("project", "", "name", "trainer", config)
         self.bad = bad
         self.noted: list[object] = []
         self.may_go = threading.Event()
@@ -28,8 +31,8 @@ class Noting(Monitor):
             raise ConnectionError("no such host")
         self.noted.append((step, dict(data)))
 
-    def log_table(self, table_name, rows, step) -> None:
-        self.noted.append((step, table_name))
+    def log_table(self, table_name, df, step) -> None:
+        self.noted.append((step, table_name, df.to_dict("records")))
 
     def close(self) -> None:
         self.noted.append("closed")
@@ -47,12 +50,14 @@ def test_a_slow_monitor_holds_nobody_up_and_gets_all_in_order(tmp_path: Path) ->
     for step in (1, 2, 3):
         reports.report("trainer", step, metrics)
     metrics["loss"] = 2.0
-    reports.rows("rollouts", [], 3)
+    reports.rows("rollouts", [{"reward": 1, "reply": "x"}, {"reward": 2}], 3)
     assert heard == [1, 2, 3] and monitor.noted == []
     monitor.may_go.set()
     reports.close()
     logged = [(step, {"loss": 1.0}) for step in (1, 2, 3)]
-    assert monitor.noted == [*logged, (3, "rollouts"), "closed"]
+    absent = pytest.approx(float("nan"), nan_ok=True)
+    rows = [{"reward": 1, "reply": "x"}, {"reward": 2, "reply": absent}]
+    assert monitor.noted == [*logged, (3, "rollouts", rows), "closed"]
 
 
 def test_a_monitor_that_fails_is_told_of_once_and_left_out(tmp_path: Path, caplog) -> None:

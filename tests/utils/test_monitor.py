@@ -1,19 +1,51 @@
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trinity.utils.monitor import MONITOR, Monitor, check_monitor_args
+from trinity.common.config.monitor import MonitorConfig
+from trinity.common.config.root import Config
+from trinity.utils.monitor import MONITOR, Monitor, check_monitor_args, hyperparameters
 
 RUN = ("project", "group", "name", "trainer")
 
 
+def config_of(folder: Path, **args: object) -> Config:
+    return Config(monitor=MonitorConfig(cache_dir=str(folder), monitor_args=args or None))
+
+
 def make(kind: str, folder: Path, **args: object) -> Monitor:
-    return MONITOR.get(kind)(*RUN, folder, args)
+    return MONITOR.get(kind)(*RUN, config_of(folder, **args))
+
+
+def frame(rows: list[dict[str, object]]) -> pandas.DataFrame:
+    return pandas.DataFrame(rows, dtype=object)
+
+
+def test_hyperparameters_are_what_is_set_without_secrets(tmp_path: Path) -> None:
+    config = config_of(tmp_path, api_key="k1", password="k2", base_url="http://me:k3@here/x")
+    config.explorer.rollout_model.api_key = "k4"
+    config.algorithm.optimizer.lr = 1e-5
+    found = hyperparameters(config)
+    assert found["monitor.monitor_args.base_url"] == "http://me:***@here/x"
+    assert found["algorithm.optimizer.lr"] == 1e-5
+    assert not any(
+        f"k{i}" == str(value) or f"k{i}@" in str(value)
+        for i in (1, 2, 3, 4)
+        for value in found.values()
+    )
+    assert {key for key, value in found.items() if value == "***"} == {
+        "monitor.monitor_args.api_key",
+        "monitor.monitor_args.password",
+        "explorer.rollout_model.api_key",
+    }
+    assert None not in found.values()
 
 
 def test_tensorboard_keeps_every_number(tmp_path: Path) -> None:
@@ -21,8 +53,8 @@ def test_tensorboard_keeps_every_number(tmp_path: Path) -> None:
     monitor.log({"a/b": 1.5, "c": 2}, step=1)
     monitor.log({"a/b": 2.5}, step=2, commit=True)
     rows: list[dict[str, object]] = [{"x": "<think>1|2\n3</think>", "y": 1}, {"x": "z"}]
-    monitor.log_table("rollout_examples", rows, step=2)
-    monitor.log_table("empty", [], step=2)
+    monitor.log_table("rollout_examples", frame(rows), step=2)
+    monitor.log_table("empty", frame([]), step=2)
     monitor.close()
     events = EventAccumulator(str(tmp_path / "tensorboard" / "trainer")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("a/b")] == [(1, 1.5), (2, 2.5)]
@@ -77,14 +109,14 @@ def _fake_wandb(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> Iterator
 
 @pytest.mark.usefixtures("_fake_wandb")
 def test_wandb(tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monitor = make("wandb", tmp_path, api_key="secret", base_url="http://here")
     monitor.log({"a": 1.0}, step=3, commit=True)
-    monitor.log_table("t", [{"x": 1, "y": 2}, {"x": 3}], step=3)
+    monitor.log_table("t", frame([{"x": 1, "y": 2}, {"x": 3}]), step=3)
     monitor.close()
     [(_, init)] = recorder.of("init")
     assert (init["project"], init["group"], init["name"]) == ("project", "group", "name_trainer")
+    assert init["config"]["algorithm.algorithm_type"] == Config().algorithm.algorithm_type
+    assert "secret" not in init["config"].values()
     assert (os.environ["WANDB_API_KEY"], os.environ["WANDB_BASE_URL"]) == ("secret", "http://here")
     assert recorder.of("log")[0] == (({"a": 1.0},), {"step": 3, "commit": True})
     assert recorder.of("Table")[0][1] == {"columns": ["x", "y"], "data": [[1, 2], [3, None]]}
@@ -111,24 +143,28 @@ def test_mlflow(tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPa
         log_table=recorder.note("log_table"),
         set_terminated=recorder.note("end"),
     )
-    entities = SimpleNamespace(Metric=lambda *args: args)
+    entities = SimpleNamespace(Metric=lambda *args: args, Param=lambda *args: args)
     opened = recorder.note("client", client)
     install(monkeypatch, "mlflow", MlflowClient=opened, entities=entities)
     monitor = make("mlflow", tmp_path, uri="http://there")
     monitor.log({f"m{i}/mean@4": float(i) for i in range(1001)}, step=2)
     monitor.log({"selection/<1_ratio": 0.5, "selection/>1_16_ratio": 0.5, "acc (%):x": 1.0}, step=3)
-    monitor.log_table("t", [{"x": 1}], step=2)
+    monitor.log_table("t", frame([{"x": 1}]), step=2)
     monitor.close()
     assert recorder.of("client")[0][1] == {"tracking_uri": "http://there"}
     assert recorder.of("run")[0] == (("7",), {"run_name": "name_trainer"})
-    batches = [args[1] for args, _ in recorder.of("log_batch")]
+    params = [kwargs["params"] for _, kwargs in recorder.of("log_batch") if kwargs]
+    given = {name: value for batch in params for name, value in batch}
+    assert given["algorithm.optimizer.lr"] == str(Config().algorithm.optimizer.lr)
+    assert len(params) > 1 and max(map(len, params)) == 100
+    batches = [args[1] for args, kwargs in recorder.of("log_batch") if not kwargs]
     assert [len(batch) for batch in batches] == [1000, 1, 3]
     # What a server takes; it refuses the whole batch for one other letter.
     taken = ["selection/lt_1_ratio", "selection/gt_1_16_ratio", "acc ____x"]
     assert [name for name, *_ in batches[2]] == taken
     name, value, _, step = batches[0][3]
     assert (name, value, step) == ("m3/mean_at_4", 3.0, 2)
-    assert recorder.of("log_table")[0][0][1] == {"x": [1]}
+    assert recorder.of("log_table")[0][0][1].to_dict("list") == {"x": [1]}
     assert recorder.of("end") == [(("r",), {})]
 
 
@@ -144,12 +180,13 @@ def test_swanlab(tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyP
     )
     monitor = make("swanlab", tmp_path, api_key="k", workspace="w")
     monitor.log({"a": 1.0}, step=1)
-    monitor.log_table("t", [{"x": 1}], step=1)
+    monitor.log_table("t", frame([{"x": 1}]), step=1)
     monitor.close()
     assert recorder.of("login") == [((), {"api_key": "k"})]
     [(_, init)] = recorder.of("init")
     assert init["workspace"] == "w" and init["experiment_name"] == "name_trainer"
     assert init["mode"] == "cloud" and "description" not in init
+    assert init["config"]["monitor.monitor_args.api_key"] == "***"
     assert recorder.of("add") == [((["x"], [["1"]]), {})]
 
 

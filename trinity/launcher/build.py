@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from logging import Logger
-from pathlib import Path
 
 from trinity.algorithm import ALGORITHM_TYPE
 from trinity.common.config import Config
@@ -167,7 +166,7 @@ def build_parts(
         show: Shows what is under way there.
     """
     config, buffers, board = plan.config, open_buffers(plan, say), _board(plan)
-    reporters = _Reporters(config, listeners)
+    reporters = Reporters(config, listeners)
     explorer: Explorer | None = None
     auxiliary: list[InferenceEngine] = []
     if config.mode.explores:
@@ -191,7 +190,7 @@ def build_parts(
     )
 
 
-class _Reporters:
+class Reporters:
     """Makes the reporter of each part; ``made`` are all of them."""
 
     def __init__(self, config: Config, listeners: Sequence[Report]) -> None:
@@ -201,15 +200,9 @@ class _Reporters:
         self.made: list[Reporter] = []
 
     def of(self, role: str) -> Reporter:
-        config, settings = self._config, self._config.monitor
-        monitor = MONITOR.get(settings.monitor_type)(
-            config.project,
-            config.group,
-            config.name,
-            role,
-            Path(settings.cache_dir),
-            settings.monitor_args,
-        )
+        config = self._config
+        make = MONITOR.get(config.monitor.monitor_type)
+        monitor = make(config.project, config.group, config.name, role, config)
         logger = get_logger(self._log_names.get(role, role))
         self.made.append(Reporter(monitor, self._listeners, logger))
         return self.made[-1]

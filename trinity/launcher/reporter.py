@@ -49,7 +49,10 @@ class Reporter:
 
     def rows(self, name: str, rows: list[dict[str, object]], step: int) -> None:
         """A table, to the monitor."""
-        self._record(lambda monitor: monitor.log_table(name, rows, step))
+        import pandas  # slow to import, and few runs have tables
+
+        table = pandas.DataFrame(rows, dtype=object)  # numbers stay what they are beside gaps
+        self._record(lambda monitor: monitor.log_table(name, table, step))
 
     def close(self) -> None:
         """End the monitor, once it has recorded all."""

@@ -10,12 +10,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity.utils.registry import Registry
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 _MLFLOW_BATCH = 1000  # metrics that a server takes at once
+_MLFLOW_PARAMS = 100
+_MLFLOW_PARAM_LENGTH = 6000
 _MLFLOW_WORDS = {"@": "_at_", "<": "lt_", ">": "gt_"}
 _NO_MLFLOW_LETTER = re.compile(r"[^\w/.\- ]")
+_SECRET_NAME = re.compile(r"(^|[._])(api_?key|password|secret|access_token|auth_token)$", re.I)
+_PASSWORD_IN_URL = re.compile(r"(://[^/:@\s]*):[^/@\s]+@")
 
 MONITOR: "Registry[type[Monitor]]" = Registry(
     "monitor",
@@ -28,14 +36,26 @@ MONITOR: "Registry[type[Monitor]]" = Registry(
 )
 
 
+class RunConfig(Protocol):
+    """What a monitor needs of `trinity.common.config.Config`."""
+
+    @property
+    def monitor(self) -> Any: ...
+
+    def flatten(self) -> dict[str, Any]: ...
+
+
 class Monitor(ABC):
     """Receives the metrics of one role (explorer, trainer) of a run.
 
     Args:
         project, group, name: Of the run.
         role: "explorer", "trainer" or "benchmark"; the run is shown as ``<name>_<role>``.
+        config: Of the run, whole.
+
+    Attributes:
         folder: Where files of the monitor may lie (``<job>/monitor``).
-        args: ``monitor.monitor_args``.
+        args: ``monitor.monitor_args`` over the defaults.
     """
 
     def __init__(
@@ -44,12 +64,12 @@ class Monitor(ABC):
         group: str,
         name: str,
         role: str,
-        folder: str | os.PathLike[str],
-        args: Mapping[str, object] | None = None,
+        config: RunConfig,
     ) -> None:
         self.project, self.group, self.name, self.role = project, group, name, role
-        self.folder = Path(folder)
-        self.args = {**self.default_args(), **(args or {})}
+        self.config = config
+        self.folder = Path(config.monitor.cache_dir)
+        self.args: dict[str, Any] = {**self.default_args(), **(config.monitor.monitor_args or {})}
 
     @classmethod
     def default_args(cls) -> dict[str, object]:
@@ -66,12 +86,23 @@ class Monitor(ABC):
         """Record ``data`` at ``step``."""
 
     @abstractmethod
-    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
-        """Record a table, one dict a row."""
+    def log_table(self, table_name: str, df: "DataFrame", step: int) -> None:
+        """Record a table."""
 
     @abstractmethod
     def close(self) -> None:
         """Flush and end."""
+
+
+def hyperparameters(config: RunConfig) -> dict[str, Any]:
+    """What is set, by dotted key, without what only its owner may know."""
+    return {key: _shown(key, value) for key, value in config.flatten().items() if value is not None}
+
+
+def _shown(key: str, value: Any) -> Any:
+    if _SECRET_NAME.search(key):
+        return "***"
+    return _PASSWORD_IN_URL.sub(r"\1:***@", value) if isinstance(value, str) else value
 
 
 def _missing(module: str, extra: str) -> str | None:
@@ -95,16 +126,22 @@ class TensorboardMonitor(Monitor):
         for name, value in data.items():
             self._writer.add_scalar(name, value, step)
 
-    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
-        if not rows:
+    def log_table(self, table_name: str, df: "DataFrame", step: int) -> None:
+        if df.empty:
             return
-        head = list(rows[0])
+        head = [str(column) for column in df.columns]
         lines = [" | ".join(head), " | ".join("---" for _ in head)]
-        lines += [" | ".join(_cell(row.get(key, "")) for key in head) for row in rows]
+        lines += [" | ".join(_cell(value) for value in row) for row in _cells(df, "")]
         self._writer.add_text(table_name, "\n".join(f"| {line} |" for line in lines), step)
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _cells(df: "DataFrame", absent: object) -> list[list[object]]:
+    """The rows of a table, with ``absent`` where one has no value."""
+    found: list[list[object]] = df.astype(object).where(df.notna(), absent).to_numpy().tolist()
+    return found
 
 
 def _cell(value: object) -> str:
@@ -127,6 +164,7 @@ class WandbMonitor(Monitor):
             group=self.group or self.name,
             name=f"{self.name}_{self.role}",
             dir=str(self.folder),
+            config=hyperparameters(self.config),
             reinit="create_new",
         )
 
@@ -149,9 +187,8 @@ class WandbMonitor(Monitor):
     def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:
         self._run.log(dict(data), step=step, commit=commit)
 
-    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
-        columns = list(rows[0]) if rows else []
-        table = self._wandb.Table(columns=columns, data=[[r.get(c) for c in columns] for r in rows])
+    def log_table(self, table_name: str, df: "DataFrame", step: int) -> None:
+        table = self._wandb.Table(columns=[str(c) for c in df.columns], data=_cells(df, None))
         self._run.log({table_name: table}, step=step)
 
     def close(self) -> None:
@@ -175,6 +212,12 @@ class MlflowMonitor(Monitor):
         run = self._client.create_run(experiment_id, run_name=f"{self.name}_{self.role}")
         self._run_id = run.info.run_id
         self._metric = mlflow.entities.Metric
+        given = [
+            mlflow.entities.Param(_mlflow_name(key), str(value)[:_MLFLOW_PARAM_LENGTH])
+            for key, value in hyperparameters(self.config).items()
+        ]
+        for start in range(0, len(given), _MLFLOW_PARAMS):
+            self._client.log_batch(self._run_id, params=given[start : start + _MLFLOW_PARAMS])
 
     @classmethod
     def default_args(cls) -> dict[str, object]:
@@ -193,10 +236,8 @@ class MlflowMonitor(Monitor):
         for start in range(0, len(metrics), _MLFLOW_BATCH):
             self._client.log_batch(self._run_id, metrics[start : start + _MLFLOW_BATCH])
 
-    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
-        columns = list(rows[0]) if rows else []
-        data = {column: [row.get(column) for row in rows] for column in columns}
-        self._client.log_table(self._run_id, data, artifact_file=f"{table_name}/{step}.json")
+    def log_table(self, table_name: str, df: "DataFrame", step: int) -> None:
+        self._client.log_table(self._run_id, df, artifact_file=f"{table_name}/{step}.json")
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
@@ -222,7 +263,8 @@ class SwanlabMonitor(Monitor):
         options.setdefault("experiment_name", f"{self.name}_{self.role}")
         options.setdefault("logdir", str(self.folder / "swanlab"))
         self._swanlab = swanlab
-        self._run = swanlab.init(project=self.project, **options)
+        given = hyperparameters(self.config)
+        self._run = swanlab.init(project=self.project, config=given, **options)
 
     @classmethod
     def default_args(cls) -> dict[str, object]:
@@ -238,10 +280,10 @@ class SwanlabMonitor(Monitor):
     def log(self, data: Mapping[str, float], step: int, commit: bool = False) -> None:
         self._run.log(dict(data), step=step)
 
-    def log_table(self, table_name: str, rows: list[dict[str, object]], step: int) -> None:
-        columns = list(rows[0]) if rows else []
+    def log_table(self, table_name: str, df: "DataFrame", step: int) -> None:
         table = self._swanlab.echarts.Table()
-        table.add(columns, [[str(row.get(column)) for column in columns] for row in rows])
+        rows = [[str(value) for value in row] for row in _cells(df, None)]
+        table.add([str(column) for column in df.columns], rows)
         self._run.log({table_name: table}, step=step)
 
     def close(self) -> None:

@@ -68,9 +68,9 @@ def _reward_problems(taskset: TasksetConfig, workflow: type[Workflow] | None) ->
             f"Name one of {', '.join(REWARD_FUNCTIONS.names())}, or one of your plugins.",
         )
     if name:
-        mistyped = list(_mistyped(name, taskset.reward_fn_args))
-        yield from mistyped
-        if mistyped:
+        faults = list(_mistyped_reward_args(name, taskset.reward_fn_args))
+        yield from faults
+        if faults:
             return
         try:
             make_scorer(name, taskset.reward_fn_args)
@@ -80,7 +80,7 @@ def _reward_problems(taskset: TasksetConfig, workflow: type[Workflow] | None) ->
             )
 
 
-def _mistyped(reward_fn: str, args: Mapping[str, object]) -> Iterator[Problem]:
+def _mistyped_reward_args(reward_fn: str, args: Mapping[str, object]) -> Iterator[Problem]:
     """Of plugins too: `trinity.common.config.check_arguments` sees what is built in."""
     for entry in (RewardPolicy, REWARD_FUNCTIONS.get(reward_fn)):
         taken = (parameters_of_callable(entry) if isinstance(entry, type) else None) or {}
