@@ -232,6 +232,29 @@ def test_a_good_taskset_has_no_problem(tmp_path: Path):
     assert check_taskset(section(file(tmp_path, 3))) == []
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"q": "\u00e9", "a": "1"}\n'.encode("latin-1"), "not UTF-8"),
+        (b'[{"q": "1", "a": "1"}]\n', "a JSON list, not an object"),
+    ],
+)
+@pytest.mark.parametrize("on_bad_row", ["error", "skip"])
+def test_rows_that_none_can_be_read_of_are_told_before_their_columns(
+    content: bytes, reason: str, on_bad_row: str, tmp_path: Path
+):
+    (tmp_path / "train.jsonl").write_bytes(content)
+    taskset = section(str(tmp_path / "train.jsonl"), on_bad_row=on_bad_row)
+    [problem] = check_taskset(taskset)
+    assert problem.key == "path"
+    assert "train.jsonl, line 1" in problem.message and reason in problem.message
+    buffer = ExperienceBufferConfig(
+        path=taskset.path, storage_type="file", schema_type="sft", on_bad_row=on_bad_row
+    )
+    [problem] = check_experience_buffer(buffer)
+    assert "train.jsonl, line 1" in problem.message and reason in problem.message
+
+
 def test_data_sets_of_experiences_are_checked_too(tmp_path: Path):
     path = file(tmp_path, 3)
     plain = {"prompt_type": "plaintext", "prompt_key": "q"}

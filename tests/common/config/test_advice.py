@@ -18,6 +18,10 @@ DOUBTFUL = [
     ({"model.temperature": 0}, "teach nothing"),
     ({"model.top_p": 0.9}, "(top_p 0.9)"),
     ({"model.top_p": 0.9, "model.top_k": 20}, "top_p 0.9 and top_k 20"),
+    ({"explorer.rollout_model.top_p": 0.9}, "(top_p 0.9)"),
+    ({"mode": "explore", "model.top_p": 0.9}, "(top_p 0.9)"),
+    ({"model.repetition_penalty": 1.1}, "repetition_penalty is 1.1"),
+    ({"mode": "explore", "explorer.rollout_model.repetition_penalty": 1.1}, "penalty is 1.1"),
     (
         {"buffer.trainer_input.experience_buffer": {"replay_buffer": {"enable": True}}},
         "reuse_cooldown_time",

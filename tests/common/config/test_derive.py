@@ -152,6 +152,14 @@ def test_taskset_defaults():
     assert first.default_reward_fn_type == "r"
 
 
+def test_tasks_are_sampled_as_the_rollout_model_says():
+    own = {"temperature": 0.7, "top_p": 0.8, "top_k": 5, "max_response_tokens": 9}
+    edits = {f"explorer.rollout_model.{name}": value for name, value in own.items()}
+    [taskset] = filled({f"{INPUT}.taskset": {"path": "/a"}, **edits}).buffer.explorer_input.tasksets
+    args = taskset.rollout_args
+    assert (args.temperature, args.top_p, args.top_k, args.max_tokens) == tuple(own.values())
+
+
 def test_a_taskset_without_a_workflow():
     taskset = f"{INPUT}.taskset"
 

@@ -93,9 +93,12 @@ def usable_rows(
 def refuse_missing_columns(rows: Rows, keys: Mapping[str, str], path: str) -> None:
     """`DataError` if one of the columns that ``keys`` names (config key -> column) is in no row.
 
-    Of a dotted column the first part must be there.
+    Of a dotted column the first part must be there. Where no row can be read there are no columns
+    to speak of: the rows themselves are what is wrong.
     """
     columns = set(rows.columns)
+    if not columns:
+        return
     for name, key in keys.items():
         if key not in columns and key.split(".")[0] not in columns:
             raise DataError(

@@ -75,7 +75,9 @@ class JsonLines:
         file, local = self._locate(index)
         try:
             row = json.loads(file.read(local))
-        except (ValueError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            raise self._bad(index, f"not UTF-8, which it has to be ({error.reason})") from None
+        except ValueError as error:
             raise self._bad(index, f"not JSON ({error})") from None
         if not isinstance(row, dict):
             raise self._bad(index, f"a JSON {type(row).__name__}, not an object")

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from trinity.common.config.arithmetic import rollouts_per_step
+from trinity.common.config.buffer import GenerationConfig
 from trinity.common.config.case import Case, cases_of
 from trinity.common.config.check_adapters import models_of
-from trinity.common.config.derive_data import EXPERIENCES, INPUT
+from trinity.common.config.derive_data import EXPERIENCES, INPUT, ROLLOUT
 from trinity.common.config.derive_trainer import sequence_shares
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.model import ModelConfig
 from trinity.common.config.root import Config
 from trinity.common.config.shape import find_positions
 from trinity.common.config.verl.keys import ACTOR, leaves
-from trinity.common.constants import EngineType
+from trinity.common.constants import EngineType, Mode, StorageType
 
 
 def find_advice(config: Config) -> list[str]:
@@ -111,18 +112,42 @@ def _greedy(case: Case) -> Iterator[str]:
 
 
 def _cut(case: Case) -> Iterator[str]:
-    if not case.config.mode.pairs:
-        return
-    for index, taskset in enumerate(case.config.buffer.explorer_input.tasksets):
-        args = taskset.rollout_args
+    for key, args in _sampled_by(case).items():
         cuts = [f"top_p {args.top_p}"] if (args.top_p or 1.0) < 1.0 else []
         cuts += [f"top_k {args.top_k}"] if (args.top_k or -1) > 0 else []
         if cuts:
             yield (
-                f"{INPUT}.tasksets.{index} samples from a part of the distribution "
+                f"{key} samples from a part of the distribution "
                 f"({' and '.join(cuts)}), while log-probabilities are those of the whole: samples "
                 "do not quite follow the policy that is trained. Use `top_p: 1` and `top_k: -1`."
             )
+
+
+def _sampled_by(case: Case) -> dict[str, GenerationConfig | InferenceModelConfig]:
+    """Key -> sampling of all that a trainer learns from, this command's or another's."""
+    config = case.config
+    tasksets = config.buffer.explorer_input.tasksets
+    if not _feeds_a_trainer(config):
+        return {}
+    if not tasksets:
+        return {ROLLOUT: config.explorer.rollout_model}
+    return {f"{INPUT}.tasksets.{i}": taskset.rollout_args for i, taskset in enumerate(tasksets)}
+
+
+def _feeds_a_trainer(config: Config) -> bool:
+    buffer = config.buffer.trainer_input.experience_buffer
+    is_to_look_at = buffer is not None and buffer.storage_type is StorageType.FILE
+    return config.mode.pairs or (config.mode is Mode.EXPLORE and not is_to_look_at)
+
+
+def _penalty(case: Case) -> Iterator[str]:
+    penalty = case.config.explorer.rollout_model.repetition_penalty
+    if penalty not in (None, 1.0) and _feeds_a_trainer(case.config):
+        yield (
+            f"{ROLLOUT}.repetition_penalty is {penalty}: log-probabilities of samples are those "
+            "after the penalty, which the trainer does not know, so importance ratios are not 1 "
+            "even on the same weights. Use 1."
+        )
 
 
 def _replay(case: Case) -> Iterator[str]:
@@ -171,6 +196,7 @@ _ALL: tuple[Callable[[Case], Iterator[str]], ...] = (
     _positions,
     _greedy,
     _cut,
+    _penalty,
     _replay,
     _eval,
     _critic_of_another,

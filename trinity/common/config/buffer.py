@@ -67,19 +67,19 @@ class GenerationConfig(ConfigModel):
     """Sampling of one taskset."""
 
     temperature: Annotated[float | None, LEAVES_DIGITS] = Field(None, ge=0)
-    """Sampling temperature; 0 is greedy. Unset: `model.temperature`."""
+    """Sampling temperature; 0 is greedy. Unset: as of `explorer.rollout_model`."""
 
     top_p: float | None = Field(None, gt=0, le=1)
-    """Probability mass that is sampled from. Unset: `model.top_p`."""
+    """Probability mass that is sampled from. Unset: as of `explorer.rollout_model`."""
 
     top_k: int | None = Field(None, ge=-1)
-    """Number of tokens that are sampled from; -1 is all. Unset: `model.top_k`."""
+    """Number of tokens that are sampled from; -1 is all. Unset: as of `explorer.rollout_model`."""
 
     logprobs: int | None = Field(None, ge=0)
     """As `model.logprobs`: above 0 it has no effect."""
 
     max_tokens: int | None = Field(None, ge=1)
-    """Longest response in tokens. Unset: `model.max_response_tokens`."""
+    """Longest response in tokens. Unset: as of `explorer.rollout_model`."""
 
     n: int = Field(1, ge=1)
     """Responses of one call; `repeat_times` sets it where a workflow samples a group at once."""

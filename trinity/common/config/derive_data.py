@@ -13,6 +13,7 @@ from trinity.common.constants import Mode, StorageType
 INPUT = "buffer.explorer_input"
 _NO_HURRY_S = 10 * 365 * 86400.0
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
+ROLLOUT = "explorer.rollout_model"
 _WORKFLOW = "math_workflow"
 _WORKFLOW_WITH_REWARD = "simple_workflow"
 _WORKFLOW_OF = {
@@ -66,8 +67,8 @@ def _derive_taskset(filler: Filler, key: str, taskset: TasksetConfig, workflow: 
     if not taskset.format.workflow_key:
         filler.default(f"{key}.default_workflow_type", *_usual_workflow(taskset))
     for name in ("temperature", "top_p", "top_k", "logprobs"):
-        filler.lend(f"{key}.rollout_args.{name}", f"model.{name}")  # some workflows have their own
-    filler.copy(f"{key}.rollout_args.max_tokens", "model.max_response_tokens")
+        filler.lend(f"{key}.rollout_args.{name}", f"{ROLLOUT}.{name}")  # workflows have their own
+    filler.copy(f"{key}.rollout_args.max_tokens", f"{ROLLOUT}.max_response_tokens")
     _derive_format(filler, key)
 
 

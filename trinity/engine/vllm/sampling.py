@@ -61,8 +61,9 @@ def vllm_params(
 
 
 def is_cut(params: SamplingParams) -> bool:
-    """Whether vLLM's logprobs are those of a part of the distribution."""
-    return params.top_p < 1 or params.top_k > 0 or params.min_p > 0 or params.min_tokens > 0
+    """Whether vLLM's logprobs are those of a part of the distribution, or of another one."""
+    is_part = params.top_p < 1 or params.top_k > 0 or params.min_p > 0 or params.min_tokens > 0
+    return is_part or params.repetition_penalty != 1
 
 
 def logprobs_of(part: CompletionOutput) -> list[float]:
