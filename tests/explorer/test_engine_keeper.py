@@ -65,6 +65,25 @@ async def until(is_so) -> None:
             await asyncio.sleep(0.005)
 
 
+async def test_an_engine_that_comes_back_with_other_weights_ends_the_work():
+    class Forgetful(MortalEngine):
+        async def load_weights(self, ticket: WeightTicket) -> str:
+            found = await super().load_weights(ticket)
+            return found if self.lives > 1 else "another"
+
+    engine = Forgetful(2)
+    keeper_ = keeper(engine)
+
+    async def work() -> None:
+        await keeper_.load(ticket(3))
+        engine.die()
+        await asyncio.sleep(60)
+
+    told = "Engine 0 runs weights with digest another after its restart.*sent digest 3"
+    with pytest.raises(RuntimeError, match=told):
+        await keeper_.watching(work())
+
+
 async def test_a_dead_engine_gets_the_newest_weights():
     engine, other, judge = MortalEngine(2), MortalEngine(), MortalEngine(2)
     keeper_ = keeper(engine, other, auxiliary=(judge,))

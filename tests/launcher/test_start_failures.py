@@ -82,3 +82,14 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     assert "model.model_path" in problems(tmp_path, str(tmp_path / "empty"))
     assert "model.model_path" in problems(tmp_path, str(tmp_path / "nowhere"))
     assert "model.model_path" not in problems(tmp_path, model_folder(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b'{"a": ', b"\xff\xfe\xfa"])
+def test_a_file_of_the_model_that_was_cut_is_named(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    folder = Path(model_folder(tmp_path / "model"))
+    (folder / name).write_bytes(content)
+    told = problems(tmp_path, str(folder))["model.model_path"]
+    assert told.startswith(f"Its {name} can't be read: ")

@@ -5,6 +5,7 @@ asked. Nothing is written and nothing is started.
 """
 
 import importlib.util
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ _TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
+_READ_AS_JSON = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _PACKAGES = {
     EngineType.VLLM: ("vllm", "vllm"),
     EngineType.OPENAI: ("httpx", "api"),
@@ -212,6 +214,20 @@ def _model_folder_problems(key: str, path: str, is_tokenizer: bool) -> Iterator[
             "Copy the tokenizer files of the base model into it.",
             path,
         )
+    for name in _READ_AS_JSON:
+        if (folder / name).is_file() and (trouble := _json_trouble(folder / name)):
+            fix = "Copy the file anew; a download may have been cut."
+            yield Problem(key, f"Its {name} can't be read: {trouble}.", fix, path)
+
+
+def _json_trouble(file: Path) -> str | None:
+    try:
+        json.loads(file.read_bytes())
+    except UnicodeDecodeError:
+        return "it is no text"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
 
 
 def is_local_path(path: str) -> bool:

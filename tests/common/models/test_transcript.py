@@ -46,11 +46,11 @@ class Dialogue:
     def _scripted(self):
         return self.replies
 
-    async def turn(self, text, tools=None, is_cut=False):
+    async def turn(self, text, tools=None, is_cut=False, **sampling):
         """The next reply is ``text``; it becomes part of the conversation."""
         ids = odd_tokens(self.tokenizer, text, self.rng)
         self.engine._replies = iter([ids if is_cut else [*ids, self.tokenizer.eos_token_id]])
-        [reply] = await self.model.run.replies(Conversation(self.messages, tools), {})
+        [reply] = await self.model.run.replies(Conversation(self.messages, tools), sampling)
         self.messages = [*self.messages, reply.message]
         return reply
 
@@ -102,6 +102,60 @@ async def test_a_template_that_drops_reasoning_forks():
     assert not extends(second, first)
     assert "hm" not in second.prompt_text
     assert second.metrics["token_fork"] == 1 and talk.model.token_counts["forks"] == 1
+
+
+async def test_a_template_that_never_shows_reasoning_forks():
+    talk = Dialogue("chatml")
+    shown = "message.content.split('</think>')[-1]"
+    talk.tokenizer.chat_template = talk.tokenizer.chat_template.replace("message.content", shown)
+    talk.say("go")
+    first = (await talk.turn("<think> hm </think> four")).experience
+    talk.say("sure?")
+    second = (await talk.turn("yes")).experience
+    assert not extends(second, first) and "hm" not in second.prompt_text
+    assert second.metrics["token_fork"] == 1 and talk.model.token_counts["forks"] == 1
+
+
+async def test_what_was_sampled_after_a_stop_text_is_not_in_the_next_prompt():
+    talk = Dialogue("chatml")
+    talk.say("go")
+    first = (await talk.turn("call the tool END", stop=["END"])).experience
+    assert talk.messages[-1]["content"] == "call the tool "
+    talk.say("found")
+    second = (await talk.turn("so")).experience
+    assert "END" in talk.tokenizer.decode(first.tokens) and "END" not in second.prompt_text
+    assert second.metrics["token_fork"] == 1 and talk.model.token_counts["forks"] == 1
+
+
+@pytest.mark.parametrize(("asked", "trained_at"), [(0.6, 0.6), (None, 0.8), (0, 1.0)])
+async def test_a_conversation_has_the_temperature_that_its_turns_were_sampled_at(asked, trained_at):
+    """Greedy logprobs are those at 1. A row without a temperature is scored at the settings'."""
+    talk = Dialogue("chatml", temperature=0.8)
+    talk.say("go")
+    first = (await talk.turn("the inner", temperature=asked)).experience
+    talk.say("and?")
+    await talk.turn("x", temperature=asked)
+    found = await talk.model.convert_messages_to_experience_async(talk.messages)
+    assert found.info["temperature"] == first.info["temperature"] == trained_at
+
+
+async def test_turns_of_several_temperatures_are_no_experience():
+    talk = Dialogue("chatml")
+    talk.say("go")
+    await talk.turn("the inner", temperature=0.6)
+    talk.say("and?")
+    await talk.turn("x", temperature=1.2)
+    with pytest.raises(ValueError, match=r"sampled at temperatures 0.6 and 1.2.*return each turn"):
+        await talk.model.convert_messages_to_experience_async(talk.messages)
+
+
+async def test_a_conversation_that_was_not_sampled_has_the_temperature_of_its_logprobs():
+    talk = Dialogue("chatml", temperature=0.8)
+    said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "the inner"}]
+    found = await talk.model.convert_messages_to_experience_async(said)
+    assert found.info["temperature"] == 0.8
+    found = await talk.model.convert_messages_to_experience_async(said, temperature=0)
+    assert found.info["temperature"] == 1.0
 
 
 async def test_a_reply_without_an_end_gets_one_that_is_not_sampled():

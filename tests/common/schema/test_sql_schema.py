@@ -8,6 +8,7 @@ import pytest
 from tests.buffer.samples import experience, group
 from trinity.buffer import get_buffer_writer, make_storage
 from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.common.schema.database import Database, DatabaseProblem, without_password
 
 # As printed in the FAQ ("What's the purpose of buffer.trainer_input.experience_buffer.path?")
 FAQ_SCRIPT = """
@@ -81,3 +82,13 @@ def test_one_query_covers_all_buffers_of_a_database(database: str):
         found = rows[0].to_experience()
         assert found.eid.tid == experience(0).eid.tid
         assert rows[0].to_experience(rows[1].experience_bytes).response_text == "answer 1"
+
+
+def test_no_message_has_the_password_of_a_database():
+    path = "postgresql://me:s3cr@et@127.0.0.1:1/rows"
+    shown = r"postgresql://me:\*\*\*@127\.0\.0\.1:1/rows"
+    with pytest.raises(DatabaseProblem, match=shown) as told:
+        Database(path, max_retry_times=0).open()
+    assert "cr@et" not in str(told.value)
+    assert without_password("/data/a@b.db") == "/data/a@b.db"
+    assert without_password("postgresql://me@host/rows") == "postgresql://me@host/rows"

@@ -12,7 +12,13 @@ from trinity.common.models.engines import EngineGroup
 from trinity.common.models.masking import mask_messages
 from trinity.common.models.messages import Messages, Tools, content_text
 from trinity.common.models.protocol import Completion, SamplingParams, TextEngine, require_in_bounds
-from trinity.common.models.replies import ChatReply, experience_of, masked_experience, text_reply
+from trinity.common.models.replies import (
+    ChatReply,
+    experience_of,
+    masked_experience,
+    text_reply,
+    trained_temperature,
+)
 from trinity.common.models.sampling import sampling_params
 from trinity.common.models.settings import ModelSettings
 from trinity.common.models.streaming import Listener, sampled
@@ -118,7 +124,9 @@ class Endpoint:
         found = [0.0, *await self.token_logprobs(ids[: self.longest_row], temperature)]
         logprobs = [value if is_on else 0.0 for value, is_on in zip(found, mask, strict=False)]
         logprobs += [0.0] * (len(ids) - len(logprobs))
-        return TokenRow(ids, mask, logprobs, [version if is_on else -1 for is_on in mask])
+        versions = [version if is_on else -1 for is_on in mask]
+        heats = frozenset({trained_temperature(self.heat(temperature))})
+        return TokenRow(ids, mask, logprobs, versions, temperatures=heats)
 
     @property
     def longest_row(self) -> int | None:

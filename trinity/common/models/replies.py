@@ -79,8 +79,7 @@ def experience_of(
     if completion.versions:
         info["model_version"] = completion.versions[0]
         info["model_version_drift"] = completion.versions[-1] - completion.versions[0]
-    if params.temperature:
-        info["temperature"] = params.temperature
+    info["temperature"] = trained_temperature(params.temperature)
     return Experience(
         tokens=[*prompt_ids, *completion.token_ids],
         logprobs=completion.logprobs,
@@ -91,6 +90,11 @@ def experience_of(
         response_text=text_until_stop(chat, completion, params.stop),
         info=info,
     )
+
+
+def trained_temperature(temperature: float) -> float:
+    """The temperature that logprobs of samples are taken at: 1 for greedy ones."""
+    return temperature or 1.0
 
 
 def text_until_stop(chat: ChatFormat, completion: Completion, stops: Sequence[str]) -> str:

@@ -15,7 +15,13 @@ from trinity.common.models.replies import (
 from trinity.common.models.reply_parsers import ParsedReply, parse_reply
 from trinity.common.models.sampling import request_seed
 from trinity.common.models.streaming import Listener
-from trinity.common.models.transcript import Conversation, Prompt, Reply, Transcript
+from trinity.common.models.transcript import (
+    Conversation,
+    Prompt,
+    Reply,
+    TokenRow,
+    Transcript,
+)
 
 
 class ModelRun:
@@ -72,7 +78,11 @@ class ModelRun:
     async def experience(
         self, messages: Messages, tools: Tools | None, temperature: float | None
     ) -> Experience:
-        """A conversation up to its last assistant turn, of which all such turns are trained on."""
+        """A conversation up to its last assistant turn, of which all such turns are trained on.
+
+        Raises:
+            ValueError: Its turns were sampled at several temperatures.
+        """
         endpoint, talk = self._endpoint, _until_last_reply(messages)
         row = self.transcript.known_row(Conversation(talk, tools))
         was_sampled = row is not None
@@ -80,9 +90,7 @@ class ModelRun:
             row = await endpoint.scored_row(talk, tools, temperature)
         experience = experience_of_row(endpoint.chat, row, endpoint.longest_row)
         experience.multi_modal_inputs = media(endpoint.pixels(talk, row.ids))
-        heat = endpoint.heat(temperature)
-        if heat:
-            experience.info["temperature"] = heat
+        experience.info["temperature"] = _only_temperature(row)
         experience.metrics["token_fork"] = float(not was_sampled)
         return experience
 
@@ -105,7 +113,7 @@ class ModelRun:
         whole = self._endpoint.chat.decode(completion.token_ids, skip_special_tokens=True)
         reply = Reply(
             messages=[{"role": "assistant", "content": text}, message],
-            row=prompt.row.with_sampled(completion),
+            row=prompt.row.with_sampled(completion, experience.info["temperature"]),
             prompt_text=prompt.text,
             shown=[parsed.reasoning or "", parsed.content],
             is_cut=text != whole,
@@ -132,3 +140,15 @@ def _until_last_reply(messages: Messages) -> Messages:
     if not places:
         raise ValueError("The conversation has no assistant turn to learn from.")
     return messages[: places[-1] + 1]
+
+
+def _only_temperature(row: TokenRow) -> float:
+    """The temperature of all that is trained on of a row: a trainer knows one for each."""
+    if len(row.temperatures) > 1:
+        told = " and ".join(f"{heat:g}" for heat in sorted(row.temperatures))
+        raise ValueError(
+            f"The turns of this conversation were sampled at temperatures {told}, and one "
+            "experience has one: sample them alike, or return each turn as an experience."
+        )
+    [temperature] = row.temperatures
+    return temperature

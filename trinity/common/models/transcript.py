@@ -26,6 +26,7 @@ class TokenRow:
 
     ``is_sampled`` tells the model's own tokens; the others have logprob 0 and version -1.
     ``routes`` [tokens, layers, k] are those of as many tokens from the start as are known.
+    ``temperatures`` are those that the logprobs were taken at.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -33,6 +34,7 @@ class TokenRow:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     routes: Tensor | None = None
+    temperatures: frozenset[float] = frozenset()
 
     def with_context(self, ids: Sequence[int]) -> "TokenRow":
         """This row and tokens after it that were not sampled."""
@@ -43,9 +45,10 @@ class TokenRow:
             [*self.logprobs, *[0.0] * count],
             [*self.versions, *[-1] * count],
             self.routes,
+            self.temperatures,
         )
 
-    def with_sampled(self, completion: Completion) -> "TokenRow":
+    def with_sampled(self, completion: Completion, temperature: float) -> "TokenRow":
         """This row and a reply."""
         count = len(completion.token_ids)
         return TokenRow(
@@ -54,6 +57,7 @@ class TokenRow:
             [*self.logprobs, *completion.logprobs],
             [*self.versions, *(completion.versions or [-1] * count)],
             joined(self.routes, completion.routes),
+            self.temperatures | {temperature},
         )
 
 

@@ -164,8 +164,12 @@ class ModelWrapper:
         logprobs are computed. One that is longer than ``max_model_len`` - 1 is cut there and
         marked ``response_truncated``.
 
+        Args:
+            temperature: Of the logprobs that are computed; None: as the settings say.
+
         Raises:
-            ValueError: There is no assistant turn, or the chat template hides one.
+            ValueError: There is no assistant turn, the chat template hides one, or turns were
+                sampled at several temperatures.
         """
         return await self.run.experience(messages, tools, temperature)
 

@@ -24,6 +24,16 @@ class DatabaseProblem(TrinityError):
     """A database can't be used: not there, foreign, damaged, locked for too long, or full."""
 
 
+def without_password(path: str) -> str:
+    """An address as it may be shown and logged."""
+    head, sign, place = path.rpartition("@")
+    scheme, mark, login = head.partition("://")
+    if not (sign and mark):
+        return path
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{mark}{user}{':***' if colon else ''}@{place}"
+
+
 def database_url(path: str) -> str:
     """The address that ``path`` means; a plain path is a SQLite file."""
     if "://" not in path:
@@ -57,6 +67,7 @@ class Database:
         must_exist: bool = False,
     ) -> None:
         self.path = path
+        self._shown = without_password(path)
         self._max_retry_times = max_retry_times
         self._retry_interval_s = retry_interval_s
         self._busy_timeout_s = busy_timeout_s
@@ -161,7 +172,7 @@ class Database:
         missing = [column.name for column in table.columns if column.name not in there]
         if missing:
             raise DatabaseProblem(
-                f"The table {table.name!r} of {self.path} is not one of trinity's: it has no "
+                f"The table {table.name!r} of {self._shown} is not one of trinity's: it has no "
                 f"column {missing[0]!r}. Give the buffer another name or path."
             )
 
@@ -173,18 +184,18 @@ class Database:
             return create_engine(url, pool_pre_ping=True)
         except ModuleNotFoundError as error:
             package = error.name or "a driver"
-            raise MissingExtraError(package, "postgresql", f"The database {self.path}") from None
+            raise MissingExtraError(package, "postgresql", f"The database {self._shown}") from None
         except (ArgumentError, NoSuchModuleError) as error:
             raise DatabaseProblem(
-                f"{self.path!r} is no address of a database ({error}). Write sqlite:///file.db or "
-                "postgresql://user@host/name."
+                f"{self._shown!r} is no address of a database ({error}). Write "
+                "sqlite:///file.db or postgresql://user@host/name."
             ) from None
 
     def _sqlite(self, url: Any) -> Engine:
         if url.database and url.database != ":memory:":
             file = Path(url.database).expanduser()
             if self._must_exist and not file.is_file():
-                raise DatabaseProblem(f"There is no database {self.path!r}.")
+                raise DatabaseProblem(f"There is no database {self._shown!r}.")
             file.parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"timeout": self._busy_timeout_s})
 
@@ -216,7 +227,7 @@ class Database:
         }
         hints = [hint for mark, hint in advice.items() if mark in cause]
         return DatabaseProblem(
-            f"The database {self.path} can't be used: {cause}. {' '.join(hints)}"
+            f"The database {self._shown} can't be used: {cause}. {' '.join(hints)}"
         )
 
 

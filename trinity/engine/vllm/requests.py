@@ -136,8 +136,8 @@ class Requests:
         if is_cut(params) and not self._has_warned:
             self._has_warned = True
             get_logger("engine").warning(
-                "top_p, top_k, min_p, repetition_penalty or min tokens are set: vLLM's logprobs are "
-                "those after them, so importance ratios are not 1 even on the same weights."
+                "top_p, top_k, min_p, repetition_penalty or min tokens are set: vLLM's logprobs "
+                "are those after them, so importance ratios are not 1 even on the same weights."
             )
 
     async def _scored(self, prompt: Prompt, temperature: float) -> list[float] | None:
