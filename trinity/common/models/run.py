@@ -1,7 +1,7 @@
 """`ModelRun`: one run's use of a model. It asks the endpoint, and remembers what was sampled."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from trinity.common.experience import Experience
 from trinity.common.models.endpoint import Endpoint, Sample, SampleRequest, media
@@ -113,7 +113,7 @@ class ModelRun:
         whole = self._endpoint.chat.decode(completion.token_ids, skip_special_tokens=True)
         reply = Reply(
             messages=[{"role": "assistant", "content": text}, message],
-            row=prompt.row.with_sampled(completion, experience.info["temperature"]),
+            row=prompt.row.with_sampled(completion, cast(float, experience.info["temperature"])),
             prompt_text=prompt.text,
             shown=[parsed.reasoning or "", parsed.content],
             is_cut=text != whole,
