@@ -442,6 +442,34 @@ async def test_a_resumed_replay_buffer_knows_its_use_counts(tmp_path: Path):
     assert found.info["use_count"] == 2
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "sql"])
+async def test_what_is_read_once_does_not_come_back_with_a_resume(tmp_path: Path, kind: str):
+    first = await queue(tmp_path, kind, replay=replaying(None))
+    await first.put(group(4, batch=1))
+    await first.get(4, 1)
+    await first.put(group(4, batch=2))
+    await first.get(3, 1)
+    again = await queue(tmp_path, kind, replay=replaying(None))
+    again.load_state_dict(first.state_dict())
+    assert [(e.eid.batch, e.eid.task) for e in await again.get(9, 0.0)] == [(2, 3)]
+
+
+async def test_what_reached_its_number_of_uses_does_not_come_back_with_a_resume(tmp_path: Path):
+    time, now = clock()
+    name, limit = "linear_decay_use_count_control_randomization", {"use_count_limit": 2}
+    replay = replaying(1.0).model_copy(update={"priority_fn": name, "priority_fn_args": limit})
+    first = await queue(tmp_path, replay=replay, clock=time)
+    await first.put(group(2, batch=1))
+    for now[0] in (0.0, 2.0):
+        assert len(await first.get(2, 0.0)) == 2
+    await first.put(group(2, batch=2))
+    assert len(await first.get(1, 0.0)) == 1
+    again = await queue(tmp_path, replay=replay, clock=time)
+    again.load_state_dict(first.state_dict())
+    found = await again.get(9, 0.0)
+    assert [(e.eid.batch, e.eid.task, e.info["use_count"]) for e in found] == [(2, 0, 2), (2, 1, 1)]
+
+
 async def test_writer_and_reader_share_a_plain_queue():
     storage = await queue()
     writer = QueueWriter(storage)

@@ -22,9 +22,10 @@ class Item:
 
 
 class Order(Protocol):
-    """Items that wait. ``size`` counts experiences."""
+    """Items that wait. ``size`` counts experiences; ``reuses``: some are read more than once."""
 
     size: int
+    reuses: bool
 
     def has_room(self, count: int) -> bool:
         """Whether an item of ``count`` experiences may be put now; if not, the writer waits."""
@@ -42,6 +43,10 @@ class Order(Protocol):
         """The next item, taken out; None if none is ready. It cools down from ``now`` on."""
         ...
 
+    def is_reusable(self, experiences: list[Experience]) -> bool:
+        """Whether what was read may be read again."""
+        ...
+
     def items(self) -> list[Item]:
         """All items, also those that cool down, in the order they would be put back in."""
         ...
@@ -53,6 +58,8 @@ class Order(Protocol):
 
 class FifoOrder:
     """First in, first out. An item larger than the whole capacity may enter when all is empty."""
+
+    reuses = False
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -76,6 +83,9 @@ class FifoOrder:
         item = self._items.popleft()
         self.size -= len(item)
         return item
+
+    def is_reusable(self, experiences: list[Experience]) -> bool:
+        return False
 
     def items(self) -> list[Item]:
         return list(self._items)
@@ -102,6 +112,7 @@ class PriorityOrder:
         self.size = 0
         self._priority_fn = priority_fn
         self._cooldown_s = cooldown_s
+        self.reuses = cooldown_s is not None
         self._buckets: dict[float, deque[Item]] = {}
         self._cooling: list[tuple[float, int, Item]] = []
         self._counter = itertools.count()
@@ -133,10 +144,12 @@ class PriorityOrder:
         item = self._take(max(self._buckets))
         used = [with_uses(e, uses_of(e) + 1) for e in item.experiences]
         item = Item(item.ids, used)
-        _, is_reusable = self._priority_fn(used)
-        if is_reusable and self._cooldown_s is not None:
+        if self._cooldown_s is not None and self.is_reusable(used):
             heapq.heappush(self._cooling, (now + self._cooldown_s, next(self._counter), item))
         return Item(item.ids, [with_uses(e, uses_of(e)) for e in used])
+
+    def is_reusable(self, experiences: list[Experience]) -> bool:
+        return self.reuses and self._priority_fn(experiences)[1]
 
     def items(self) -> list[Item]:
         waiting = [item for bucket in self._buckets.values() for item in bucket]

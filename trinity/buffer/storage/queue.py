@@ -378,14 +378,19 @@ class QueueStorage(Storage):
             self._put_back(journal, [row for row in ids if row not in found.dropped], found)
 
     def _put_back(self, journal: Journal, ids: list[int], found: Outcome) -> None:
-        rows = [row for row in ids if self._replay is not None or not found.uses.get(row)]
-        if not rows:
-            return
-        uses = [found.uses.get(row, 0) for row in rows]
+        """Have rows wait again, but those that may not be read again."""
+        rows = [row for row in ids if self._order.reuses or row not in found.uses]
         loaded = [
-            with_uses(e, n) if n else e for e, n in zip(journal.load(rows), uses, strict=True)
+            with_uses(experience, found.uses[row]) if row in found.uses else experience
+            for row, experience in zip(rows, journal.load(rows) if rows else (), strict=True)
         ]
-        self._enter(Item(rows, loaded))
+        kept = [
+            (row, experience)
+            for row, experience in zip(rows, loaded, strict=True)
+            if row not in found.uses or self._order.is_reusable([experience])
+        ]
+        if kept:
+            self._enter(Item([row for row, _ in kept], [e for _, e in kept]))
 
     async def close(self) -> None:
         """End: close the journal, once nobody is left. Experiences that wait stay in it."""
