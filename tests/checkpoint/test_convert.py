@@ -1,16 +1,21 @@
 import json
+import pickle
 import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.distributed import checkpoint as dcp
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tests.trainer.toy import model_folder, plain_model
 from trinity.checkpoint import layout
-from trinity.checkpoint.convert import convert, find_step_folders, merge_lora
-from trinity.checkpoint.megatron import random_state_grid
+from trinity.checkpoint.convert import convert, find_step_folders, load_folder, merge_lora
+from trinity.checkpoint.megatron import load_dist_checkpoint, random_state_grid
 from trinity.cli.launcher import app
 
 TOKENS = torch.arange(3, 30)[None]
@@ -170,14 +175,187 @@ def as_megatron(model) -> dict[str, torch.Tensor]:
     }
 
 
-def test_an_adapter_is_merged_as_peft_does():
-    base = {"model.layers.0.q_proj.weight": torch.randn(6, 4)}
-    down, up = torch.randn(2, 4), torch.randn(6, 2)
-    prefix = "base_model.model.model.layers.0.q_proj"
-    adapter = {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up}
-    merged = merge_lora(base, adapter, json.loads('{"r": 2, "lora_alpha": 8}'))
-    wanted = base["model.layers.0.q_proj.weight"] + 4 * up @ down
-    torch.testing.assert_close(merged["model.layers.0.q_proj.weight"], wanted)
+TARGET = "model.layers.0.q_proj"
+WRAPPED = f"base_model.model.{TARGET}"
+
+
+def small_adapter(rank: int = 2) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """An adapter by PEFT's names, and ``B @ A``."""
+    down, up = torch.randn(rank, 4), torch.randn(6, rank)
+    return {f"{WRAPPED}.lora_A.weight": down, f"{WRAPPED}.lora_B.weight": up}, up @ down
+
+
+@pytest.mark.parametrize(("is_stabilised", "scale"), [(False, 2.0), (True, 4.0)])
+def test_an_adapter_is_merged_as_peft_does(is_stabilised, scale):
+    """With the rank that a layer has, which ``rank_pattern`` makes another one."""
+    base = {f"{TARGET}.weight": torch.randn(6, 4), "norm.weight": torch.ones(4)}
+    adapter, product = small_adapter(rank=4)
+    settings = {"r": 2, "lora_alpha": 8, "use_rslora": is_stabilised}
+    merged = merge_lora(base, adapter, settings)
+    assert merged.keys() == base.keys() and torch.equal(merged["norm.weight"], torch.ones(4))
+    wanted = base[f"{TARGET}.weight"] + scale * product
+    torch.testing.assert_close(merged[f"{TARGET}.weight"], wanted)
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "word"),
+    [
+        ({"base_model.model.lm_head.weight": torch.ones(1)}, {}, "lm_head"),  # `modules_to_save`
+        ({f"{WRAPPED}.lora_magnitude_vector": torch.ones(6)}, {}, "magnitude"),
+        ({}, {"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
+        ({}, {"fan_in_fan_out": True}, "fan_in_fan_out"),
+    ],
+)
+def test_no_part_of_an_adapter_is_left_out_of_a_merge(more, settings, word):
+    adapter, _ = small_adapter()
+    base = {f"{TARGET}.weight": torch.zeros(6, 4)}
+    with pytest.raises(ValueError, match=f"adapter has .*{word}.*merge_and_unload"):
+        merge_lora(base, adapter | more, {"lora_alpha": 8, **settings})
+    with pytest.raises(ValueError, match="changes model.layers.0.q_proj.weight, which the base"):
+        merge_lora({}, adapter, {"lora_alpha": 8})
+
+
+def of_adapter(job: Path, kind: str) -> tuple[Path, Path, torch.Tensor]:
+    """A checkpoint with an adapter, its base model, and the weight that they make."""
+    actor, base = layout.step_folder(job, 1) / "actor", job / "base"
+    (actor / layout.LORA_ADAPTER).mkdir(parents=True)
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({"dtype": "float16"}))
+    settings = json.dumps({"r": 2, "lora_alpha": 8})
+    (actor / layout.LORA_ADAPTER / "adapter_config.json").write_text(settings)
+    adapter, product = small_adapter()
+    plain = {f"{TARGET}.weight": torch.randn(6, 4)}
+    save_file(plain, base / "model.safetensors")
+    if kind == "alone":
+        save_file(adapter, actor / layout.LORA_ADAPTER / "adapter_model.safetensors")
+    else:
+        under = (
+            {f"{WRAPPED}.base_layer.weight": w for w in plain.values()} if kind == "whole" else {}
+        )
+        shard = {n.replace(".weight", ".default.weight"): w for n, w in adapter.items()} | under
+        torch.save(shard, actor / layout.shard_name("model", 1, 0))
+    return actor, base, (plain[f"{TARGET}.weight"] + 4 * product).half()
+
+
+@pytest.mark.parametrize("kind", ["alone", "in shards", "whole"])
+def test_an_adapter_needs_merge_and_the_base_that_it_lacks(tmp_path, kind):
+    actor, base, wanted = of_adapter(tmp_path, kind)
+    refused = convert(actor.parent, base)
+    assert refused.status == "failed" and "--merge" in refused.message
+    if kind != "whole":
+        refused = convert(actor.parent, merges=True)
+        assert refused.status == "failed" and "--base-model-dir" in refused.message
+    assert convert(actor.parent, base, merges=True).status == "converted"
+    found = load_file(actor / "huggingface" / "model.safetensors")
+    assert found.keys() == {f"{TARGET}.weight"}
+    assert torch.equal(found[f"{TARGET}.weight"], wanted)
+    assert sorted(p.name for p in (actor / "huggingface").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert convert(actor.parent, base, merges=True).status == "skipped"
+
+
+def test_an_adapter_without_its_settings_is_named(tmp_path):
+    actor, base, _ = of_adapter(tmp_path, "alone")
+    (actor / layout.LORA_ADAPTER / "adapter_config.json").unlink()
+    outcome = convert(actor.parent, base, merges=True)
+    assert outcome.status == "failed" and "adapter_config.json is missing" in outcome.message
+
+
+def test_weights_of_a_base_are_those_of_its_index(tmp_path):
+    """Some makers add their own form (``consolidated.safetensors``), some an adapter."""
+    save_file({"of the maker": torch.ones(1)}, tmp_path / "consolidated.safetensors")
+    with pytest.raises(FileNotFoundError, match="neither model.safetensors nor"):
+        load_folder(tmp_path)
+    for name in "ab":
+        save_file({name: torch.ones(1)}, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert load_folder(tmp_path).keys() == {"a", "b"}
+    save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert load_folder(tmp_path).keys() == {"w"}
+
+
+def test_tied_weights_are_written_once_though_the_config_does_not_say_so(tmp_path):
+    """As Gemma's: what is usual with a model is not in its config."""
+    actor = layout.step_folder(tmp_path, 1) / "actor"
+    (actor / "huggingface").mkdir(parents=True)
+    (actor / "huggingface" / "config.json").write_text(json.dumps({"dtype": "float32"}))
+    table = torch.randn(5, 3)
+    weights = {"model.embed_tokens.weight": table, "lm_head.weight": table, "n": torch.arange(2)}
+    torch.save(weights, actor / layout.shard_name("model", 1, 0))
+    assert convert(actor.parent).status == "converted"
+    found = load_file(actor / "huggingface" / "model.safetensors")
+    assert found.keys() == {"model.embed_tokens.weight", "n"} and found["n"].dtype == torch.int64
+
+
+def damage_adapter(job: Path) -> Path:
+    actor, _, _ = of_adapter(job, "alone")
+    (actor / layout.LORA_ADAPTER / "adapter_model.safetensors").write_bytes(b"torn")
+    return actor
+
+
+def of_megatron(job: Path) -> Path:
+    """A checkpoint of Megatron's with one weight."""
+    actor = layout.step_folder(job, 1) / "actor"
+    (job / "base").mkdir(parents=True)
+    (job / "base" / "config.json").write_text("{}")
+    weights = {"decoder.final_layernorm.weight": torch.ones(9)}
+    dcp.save(weights, checkpoint_id=str(actor / "dist_ckpt"), no_dist=True)
+    return actor
+
+
+def damage_megatron(job: Path, name: str) -> Path:
+    actor = of_megatron(job)
+    [path] = (actor / "dist_ckpt").glob(name)
+    path.write_bytes(path.read_bytes()[:40])
+    return actor
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        damage_adapter,
+        lambda job: damage_megatron(job, "*.distcp"),
+        lambda job: damage_megatron(job, ".metadata"),
+    ],
+)
+def test_damaged_files_are_told_and_the_others_go_on(tmp_path, damaged):
+    actor = damaged(tmp_path)
+    outcome = convert(actor.parent, tmp_path / "base", merges=True)
+    assert outcome.status == "failed" and outcome.message
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+def test_code_in_megatrons_table_of_contents_is_not_run(tmp_path, capsys):
+    path = of_megatron(tmp_path) / "dist_ckpt" / ".metadata"
+    contents = pickle.loads(path.read_bytes())
+    contents.planner_data = Evil()
+    path.write_bytes(pickle.dumps(contents))
+    with pytest.raises(ValueError, match=r"it names builtins\.print, which is no part"):
+        load_dist_checkpoint(path.parent, {})
+    assert capsys.readouterr().out == ""
+
+
+def test_megatrons_own_class_of_contents_is_read_without_megatron(tmp_path, monkeypatch):
+    """As version 0.15 wrote it."""
+    path = of_megatron(tmp_path) / "dist_ckpt" / ".metadata"
+    contents = pickle.loads(path.read_bytes())
+    name = "megatron.contents"
+    own = type("MCoreMetadata", (type(contents),), {"__module__": name})
+    contents.__class__ = own
+    with monkeypatch.context() as patch:
+        module = ModuleType(name)
+        module.MCoreMetadata = own
+        patch.setitem(sys.modules, "megatron", ModuleType("megatron"))
+        patch.setitem(sys.modules, name, module)
+        path.write_bytes(pickle.dumps(contents))
+    assert torch.equal(load_dist_checkpoint(path.parent, {})["model.norm.weight"], torch.ones(9))
 
 
 def test_a_checkpoint_whose_weights_are_at_a_service_is_left_alone(tmp_path):

@@ -85,15 +85,14 @@ def test_folders_of_verl_need_all_ranks(tmp_path):
 
 
 def test_retention_counts_whole_checkpoints(tmp_path):
-    for step in range(1, 6):
+    for step in range(1, 7):
         saved(tmp_path, step)
-    (tmp_path / "global_step_5" / "actor" / "weights").unlink()
+    (tmp_path / "global_step_6" / "actor" / "weights").unlink()
     removed = layout.drop_old(tmp_path, keep=2)
-    assert [path.name for path in removed] == ["global_step_1", "global_step_2"]
+    assert [path.name for path in removed] == [f"global_step_{n}" for n in (1, 2, 3)]
     assert layout.drop_old(tmp_path, keep=0) == []
-    assert [path.name for path in layout.checkpoints(tmp_path)] == [
-        f"global_step_{n}" for n in (3, 4, 5)
-    ]
+    assert [path.name for path in layout.drop_old(tmp_path, keep=1)] == ["global_step_4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_5", "global_step_6"]
 
 
 def test_pointers_and_metas(tmp_path):

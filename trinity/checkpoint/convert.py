@@ -18,7 +18,8 @@ from trinity.checkpoint.shards import load_full_state_dict
 
 _STEP = re.compile(r"global_step_\d+")
 _WRAPPED = "base_model.model."
-_LORA = re.compile(r"(.*)\.lora_A(?:\.\w+)?\.weight")
+_LORA = re.compile(r"(.*)\.lora_(A|B)(?:\.\w+)?\.weight")
+_NOT_MERGED = ("alpha_pattern", "fan_in_fan_out", "use_dora")
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def convert(folder: Path, base_model: Path | None = None, merges: bool = False) 
         config = json.loads((target / "config.json").read_text())
         source, weights = _read(actor, config, base_model, merges)
         _write(_saved_once(weights, config), target)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        return Outcome(folder, "failed", str(error).strip("'\""))
+    except Exception as error:  # of one checkpoint: the others are converted all the same
+        return Outcome(folder, "failed", str(error).strip("'\"") or repr(error))
     return Outcome(folder, "converted", f"from {source}")
 
 
@@ -139,15 +140,19 @@ def adapter_config(adapter: Path) -> Mapping[str, object]:
 def merge_lora(
     base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], settings: Mapping[str, object]
 ) -> dict[str, Tensor]:
-    """Weights with ``alpha / r * B @ A`` added, in float32, under plain Hugging Face names."""
-    rank = float(str(settings["r"]))
-    divisor = rank**0.5 if settings.get("use_rslora") else rank
-    scale = float(str(settings["lora_alpha"])) / divisor
+    """Weights with ``alpha / r * B @ A`` added, in float32, under plain Hugging Face names.
+
+    Raises:
+        ValueError: The adapter is more than that, or not for this model.
+    """
+    _check_is_plain(base, adapter, settings)
     merged = {_plain_name(name): tensor for name, tensor in base.items()}
     for name, down in adapter.items():
         match = _LORA.fullmatch(name)
-        if match is None:
+        if match is None or match[2] == "B":
             continue
+        divisor = len(down) ** 0.5 if settings.get("use_rslora") else len(down)
+        scale = float(str(settings["lora_alpha"])) / divisor
         up = adapter[name.replace("lora_A", "lora_B")]
         target = _plain_name(f"{match[1]}.weight")
         if target not in merged:
@@ -157,28 +162,50 @@ def merge_lora(
     return merged
 
 
+def _check_is_plain(
+    base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], settings: Mapping[str, object]
+) -> None:
+    """Refuse what would be left out of the sum: whole layers, magnitudes, embeddings."""
+    odd = [name for name in adapter if _LORA.fullmatch(name) is None]
+    odd += [name for name in base if ".modules_to_save." in name]
+    odd += [key for key in _NOT_MERGED if settings.get(key)]
+    if odd:
+        raise ValueError(
+            f"The adapter has {odd[0]}, which can't be merged here: "
+            "merge it with PEFT's merge_and_unload()."
+        )
+
+
 def _plain_name(name: str) -> str:
     return name.removeprefix(_WRAPPED).replace(".base_layer.", ".")
 
 
 def load_folder(folder: Path) -> dict[str, Tensor]:
     """All weights of a Hugging Face folder."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = huggingface.weight_files(folder)
     if not files:
-        raise FileNotFoundError(f"{folder} holds no *.safetensors.")
+        raise FileNotFoundError(
+            f"{folder} holds neither {huggingface.WEIGHTS} nor {huggingface.INDEX}."
+        )
     return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
 
 def _saved_once(
     weights: Mapping[str, Tensor], config: Mapping[str, object]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Weights in the dtype that the config names (bfloat16 without), tied ones once."""
+    """Weights in the dtype that the config names (bfloat16 without), tied ones once.
+
+    Tied are also those that share memory: a config does not say what is usual with its model.
+    """
     name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
     is_tied = bool(config.get("tie_word_embeddings"))
+    seen: set[tuple[int, torch.Size]] = set()
     for key, tensor in weights.items():
-        if is_tied and key == "lm_head.weight":
+        place = (tensor.data_ptr(), tensor.shape)
+        if (is_tied and key == "lm_head.weight") or (tensor.numel() and place in seen):
             continue
+        seen.add(place)
         yield key, tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 

@@ -29,13 +29,22 @@ _COMPANIONS = (
 
 def has_weights(folder: Path) -> bool:
     """Whether the folder holds all its weights: one file, or every file of its index."""
+    files = weight_files(folder)
+    return bool(files) and all(path.is_file() for path in files)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Where the weights of a folder lie, or would: one file, or those of its index; [] without.
+
+    Other safetensors beside them, as an adapter or the weights in their maker's form, are none.
+    """
     folder = Path(folder)
     if (folder / WEIGHTS).is_file():
-        return True
+        return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
-        return False
+        return []
     names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
-    return all((folder / name).is_file() for name in names)
+    return [folder / name for name in sorted(names)]
 
 
 def copy_companions(source: Path, target: Path, only_missing: bool = False) -> list[str]:

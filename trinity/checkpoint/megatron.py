@@ -5,14 +5,18 @@ query, key and value of a head group side by side, gate and up projection one ab
 Tables of tokens have rows beyond the vocabulary, to suit the number of ranks: these are left out.
 """
 
+import pickle
 import re
 from collections.abc import Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """What ``model_type`` says of the models that can be read."""
@@ -44,7 +48,7 @@ def load_dist_checkpoint(folder: Path, config: Mapping[str, object]) -> dict[str
     """All weights of a ``dist_ckpt`` folder by Hugging Face name.
 
     Raises:
-        ValueError: A tensor has no counterpart in the Llama family.
+        ValueError: A tensor has no counterpart in the Llama family, or the files are damaged.
     """
     weights: dict[str, Tensor] = {}
     for name, tensor in _read(folder).items():
@@ -65,7 +69,7 @@ def load_dist_checkpoint(folder: Path, config: Mapping[str, object]) -> dict[str
 
 def random_state_grid(folder: Path) -> tuple[int, int] | None:
     """Stages and tensor parallel ranks whose random state an ``extra/dist_ckpt`` folder holds."""
-    for name in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata:
+    for name in _Reader(folder).read_metadata().state_dict_metadata:
         if (match := _RANDOM_STATE.fullmatch(name)) is not None:
             return int(match[1]), int(match[2])
     return None
@@ -73,13 +77,54 @@ def random_state_grid(folder: Path) -> tuple[int, int] | None:
 
 def _read(folder: Path) -> dict[str, Tensor]:
     """All tensors of the checkpoint, whole, but the optimizer's."""
-    metadata = dcp.FileSystemReader(folder).read_metadata()
     wanted: dict[str, Tensor] = {}
-    for name, entry in metadata.state_dict_metadata.items():
+    for name, entry in _Reader(folder).read_metadata().state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata) and not _IGNORED.fullmatch(name):
             wanted[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    dcp.load(wanted, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    try:
+        dcp.load(wanted, storage_reader=_Reader(folder), no_dist=True)
+    except CheckpointException as error:  # no `Exception`
+        [cause, *_] = [cause for cause, _ in error.failures.values()]
+        raise ValueError(f"{folder} can't be read: {cause!r}") from error
     return wanted
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads the table of contents as data. PyTorch would run whatever that pickle names."""
+
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+        path = Path(self.path) / ".metadata"
+        try:
+            with path.open("rb") as file:
+                metadata: Metadata = _Contents(file).load()
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{path} can't be read: {error}") from error
+        metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Contents(pickle.Unpickler):
+    """Knows the classes of a table of contents, which do nothing, and no others."""
+
+    _packages = ("torch.distributed.checkpoint.", "torch.distributed._shard.")
+    _names = (("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"))
+
+    def find_class(self, module: str, name: str) -> object:
+        if module.startswith("megatron."):  # which need not be installed
+            return _OfMegatron
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        if module.startswith(self._packages) or (module, name) in self._names:
+            found = super().find_class(module, name)
+            is_record = is_dataclass(found) or isinstance(found, type) and issubclass(found, Enum)
+            if is_record or (module, name) in self._names:
+                return found
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
+
+
+class _OfMegatron(Metadata):
+    """Megatron's own metadata: PyTorch's, and more that is not needed here."""
 
 
 def _without_padding(table: Tensor, config: Mapping[str, object]) -> Tensor:

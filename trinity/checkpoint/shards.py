@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from trinity.checkpoint import layout
 
@@ -117,19 +117,27 @@ def merge(parts: list[Tensor]) -> Tensor:
         return first.detach()
     if len(parts) == 1:
         return first._local_tensor.detach()
-    [*_, placement] = first.placements
-    locals_ = [part._local_tensor.detach() for part in parts if isinstance(part, DTensor)]
-    if not isinstance(placement, Shard):
-        return locals_[0]
-    if len(first.placements) > 1 and not isinstance(first.placements[0], Shard):
-        locals_ = locals_[: first.device_mesh.size(-1)]
-    whole = torch.cat(locals_, dim=placement.dim)
+    mesh = first.device_mesh.mesh
+    locals_ = [parts[rank]._local_tensor.detach() for rank in mesh.flatten().tolist()]
+    for size, placement in zip(mesh.shape[::-1], first.placements[::-1], strict=True):
+        groups = [locals_[start : start + size] for start in range(0, len(locals_), size)]
+        locals_ = [_joined(group, placement) for group in groups]
+    [whole] = locals_
     if whole.shape != first.shape:
         raise ValueError(
             f"Shards of {len(parts)} ranks make {tuple(whole.shape)}, but the tensor is "
             f"{tuple(first.shape)}: a placement of {first.placements} can't be put together."
         )
     return whole
+
+
+def _joined(group: list[Tensor], placement: Placement) -> Tensor:
+    """What ranks along one axis of their mesh hold, as one tensor."""
+    if isinstance(placement, Shard):
+        return torch.cat(group, dim=placement.dim)
+    if isinstance(placement, Replicate):
+        return group[0]
+    raise ValueError(f"A placement of {placement} can't be put together.")
 
 
 @contextmanager
