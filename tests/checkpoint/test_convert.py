@@ -211,7 +211,9 @@ def test_no_part_of_an_adapter_is_left_out_of_a_merge(more, settings, word):
     base = {f"{TARGET}.weight": torch.zeros(6, 4)}
     with pytest.raises(ValueError, match=f"adapter has .*{word}.*merge_and_unload"):
         merge_lora(base, adapter | more, {"lora_alpha": 8, **settings})
-    with pytest.raises(ValueError, match="changes model.layers.0.q_proj.weight, which the base"):
+    with pytest.raises(
+        ValueError, match=r"changes model\.layers\.0\.q_proj\.weight, which the base"
+    ):
         merge_lora({}, adapter, {"lora_alpha": 8})
 
 
@@ -266,7 +268,7 @@ def test_an_adapter_without_its_settings_is_named(tmp_path):
 def test_weights_of_a_base_are_those_of_its_index(tmp_path):
     """Some makers add their own form (``consolidated.safetensors``), some an adapter."""
     save_file({"of the maker": torch.ones(1)}, tmp_path / "consolidated.safetensors")
-    with pytest.raises(FileNotFoundError, match="neither model.safetensors nor"):
+    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
         load_folder(tmp_path)
     for name in "ab":
         save_file({name: torch.ones(1)}, tmp_path / f"{name}.safetensors")

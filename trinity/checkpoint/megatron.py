@@ -117,7 +117,7 @@ class _Contents(pickle.Unpickler):
             return found
         if module.startswith(self._packages) or (module, name) in self._names:
             found = super().find_class(module, name)
-            is_record = is_dataclass(found) or isinstance(found, type) and issubclass(found, Enum)
+            is_record = is_dataclass(found) or (isinstance(found, type) and issubclass(found, Enum))
             if is_record or (module, name) in self._names:
                 return found
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
