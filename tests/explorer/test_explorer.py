@@ -272,6 +272,21 @@ async def test_a_trainer_that_ended_ends_the_explorer():
     assert scene.events[-1] == "closed"
 
 
+async def test_a_checkpoint_in_the_first_step_does_not_hold_it():
+    """Its experiences are not written yet: a resume has to make them again."""
+    states = []
+
+    class Sink(FakeSink):
+        async def process(self, experiences: list[Experience]) -> dict[str, object]:
+            states.append(scene.explorer.state_dict())
+            return await super().process(experiences)
+
+    scene = Scene(steps=2)
+    scene.explorer.sink = Sink(scene.events)
+    await scene.run_with_trainer(2)
+    assert states == [{"latest_iteration": n, "tasks": {"given": n}} for n in (0, 1)]
+
+
 async def test_state_stands_after_the_last_written_step():
     scene = Scene(steps=2)
     await scene.run_with_trainer(2)

@@ -576,6 +576,83 @@ async def test_a_stopped_workflow_that_can_not_be_cancelled_is_counted():
     await runner.close()
 
 
+class Tidy(Workflow):
+    """It puts its things away when it is cancelled, until ``may_end``."""
+
+    is_async = True
+    begun, cancelled, may_end = (asyncio.Event() for _ in range(3))
+    num_begun = 0
+
+    @classmethod
+    def fresh(cls) -> type["Tidy"]:
+        return type("Tidy", (cls,), {n: asyncio.Event() for n in ("begun", "cancelled", "may_end")})
+
+    async def run_async(self):
+        type(self).num_begun += 1
+        self.begun.set()
+        try:
+            await asyncio.sleep(LIMIT_S)
+        finally:
+            self.cancelled.set()
+            await self.may_end.wait()
+
+
+async def end_of(workflow, runner, unit_id):
+    """The result of a stopped unit whose workflow ends in time."""
+    await asyncio.sleep(0)  # the stop arrives
+    workflow.may_end.set()
+    [result] = await runner.collect(LIMIT_S)
+    await runner.close()
+    return result
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """What is given up has all the time to end."""
+    monkeypatch.setattr("trinity.explorer.runner._CANCEL_GRACE_S", LIMIT_S)
+
+
+async def test_a_unit_that_is_stopped_twice_has_its_time_to_end(patient):
+    """As over-rollout does: it asks for what is done, and gives up."""
+    workflow, runner = Tidy.fresh(), WorkflowRunner(0, EchoModel())
+    await runner.prepare()
+    await runner.submit([Unit(7, task(workflow, repeat_times=1), (0,), 0, LIMIT_S)])
+    await asyncio.wait_for(workflow.begun.wait(), LIMIT_S)
+    await runner.stop([7])
+    await asyncio.wait_for(workflow.cancelled.wait(), LIMIT_S)
+    await runner.stop([7])
+    result = await end_of(workflow, runner, 7)
+    assert [run.error for run in result.runs] == ["given up"] and result.num_stuck == 0
+
+
+async def test_a_unit_that_is_stopped_while_a_late_run_ends_begins_no_other(patient):
+    workflow = Tidy.fresh()
+    runner = WorkflowRunner(0, EchoModel(), (), RunnerSettings(concurrent_mode="sequential"))
+    await runner.prepare()
+    await runner.submit([Unit(7, task(workflow, repeat_times=2), (0, 1), 0, 0.01)])
+    await asyncio.wait_for(workflow.cancelled.wait(), LIMIT_S)
+    await runner.stop([7])
+    result = await end_of(workflow, runner, 7)
+    assert [run.error for run in result.runs] == ["given up"] * 2 and result.num_stuck == 0
+    assert workflow.num_begun == 1
+
+
+async def test_a_runner_whose_start_is_cancelled_leaves_no_process():
+    starting, killed = asyncio.Event(), []
+
+    class Slow(WorkflowRunner):
+        async def prepare(self):
+            starting.set()
+            await asyncio.sleep(LIMIT_S)
+
+    pool = RunnerPool(lambda index, _: Slow(index, EchoModel()), 1, 1, kill=killed.append)
+    preparing = asyncio.create_task(pool.prepare())
+    await asyncio.wait_for(starting.wait(), LIMIT_S)
+    preparing.cancel()
+    await asyncio.gather(preparing, return_exceptions=True)
+    assert [type(runner) for runner in killed] == [Slow]
+
+
 async def test_evaluations_are_no_warm_up_of_the_dynamic_deadline(closing):
     scheduler = closing(make(dynamic_timeout_ratio=3.0, max_timeout_s=1000, warmup_min_steps=1))
     await scheduler.prepare()

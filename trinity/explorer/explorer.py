@@ -163,6 +163,7 @@ class Explorer:
 
     async def run(self) -> None:
         """All steps, in order; the experience writer is closed at the end."""
+        self._finished_state = self.state_dict()
         await self.take_newest_weights()
         self._synced_at, before = time.perf_counter(), self.step
         if self.step == 0 and self.settings.eval_on_startup:

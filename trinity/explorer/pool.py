@@ -270,6 +270,9 @@ class RunnerPool:
                 self._kill(runner)
                 cause = error
                 continue
+            except BaseException:  # cancelled: nobody else knows of its process
+                self._kill(runner)
+                raise
             host = _Host(index, generation + attempt, runner)
             host.pump = asyncio.create_task(self._pump(host))
             self._hosts[index] = host

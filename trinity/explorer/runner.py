@@ -1,7 +1,6 @@
 """`WorkflowRunner`: runs workflows, as many at once as it is given; no scheduling, no retries."""
 
 import asyncio
-import contextlib
 import inspect
 import sys
 import time
@@ -22,7 +21,7 @@ from trinity.utils.frames import is_of_trinity, traceback_without
 from trinity.utils.log import get_logger
 from trinity.utils.metrics import numbers
 from trinity.utils.plugins import load_plugins, load_plugins_from_env
-from trinity.utils.threads import CallTimeout, DeadlinePool, shared_threads
+from trinity.utils.threads import CallTimeout, DeadlinePool, outwait, shared_threads
 
 if TYPE_CHECKING:
     from trinity.common.models import ModelWrapper
@@ -256,9 +255,10 @@ class WorkflowRunner:
         """Cancel a workflow, and count it if it goes on all the same."""
         task.cancel()
         task.add_done_callback(lambda late: late.cancelled() or late.exception())
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
-        self._num_stuck_coroutines += not task.done()
+        try:
+            await outwait(task, _CANCEL_GRACE_S)
+        finally:
+            self._num_stuck_coroutines += not task.done()
 
     def _workflow(
         self,

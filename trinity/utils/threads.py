@@ -76,14 +76,28 @@ class DeadlinePool:
     async def _give_up(self, worker: "_Worker", future: asyncio.Future) -> bool:
         """Abandon the call of ``worker``; whether its thread lives on all the same."""
         worker.abandon()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({future}, timeout=_GRACE_S)
-        if future.done():
-            future.exception()  # it was asked for: no "never retrieved" warning
-            return False
-        future.add_done_callback(_retrieve)
-        self.num_stuck += 1
-        return True
+        future.add_done_callback(_retrieve)  # it was asked for: no "never retrieved" warning
+        try:
+            await outwait(future, _GRACE_S)
+        finally:
+            self.num_stuck += not future.done()
+        return not future.done()
+
+
+async def outwait(work: asyncio.Future[T], timeout_s: float) -> None:
+    """Wait up to ``timeout_s`` for ``work``; a cancel meanwhile waits as well, and is raised then.
+
+    What is left of a call is judged after its grace, however often it is given up.
+    """
+    waiting = asyncio.ensure_future(asyncio.wait({work}, timeout=timeout_s))
+    was_cancelled = False
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            was_cancelled = True
+    if was_cancelled:
+        raise asyncio.CancelledError
 
 
 class _Worker:
