@@ -287,6 +287,41 @@ async def test_a_checkpoint_in_the_first_step_does_not_hold_it():
     assert states == [{"latest_iteration": n, "tasks": {"given": n}} for n in (0, 1)]
 
 
+async def test_only_training_steps_do_without_their_stragglers():
+    asked = {}
+
+    class Told(FakeScheduler):
+        async def collect(self, batch_id: int | str, **bounds: float) -> BatchResult:
+            asked[batch_id] = bounds
+            return await super().collect(batch_id)
+
+    scene = Scene(steps=1, eval_interval=1, min_ratio=0.7, wait_after_min_s=4.0)
+    scene.explorer.scheduler = Told()
+    await scene.run_with_trainer(1)
+    whole, part = [{"min_ratio": r, "wait_after_min_s": s} for r, s in ((1.0, 0.0), (0.7, 4.0))]
+    assert asked == {"0/unseen": whole, 1: part, "1/unseen": whole}
+
+
+async def test_a_trainer_with_all_its_steps_made_ends_the_explorer_after_its_step():
+    class Sink(FakeSink):
+        async def process(self, experiences: list[Experience]) -> dict[str, object]:
+            scene.explorer.end_after_step()
+            return await super().process(experiences)
+
+    scene = Scene(steps=5)
+    scene.explorer.sink = Sink(scene.events)
+    await scene.run_with_trainer(1)
+    assert scene.events == ["write 4", "closed"] and scene.engine.loaded == [1]
+
+
+async def test_weights_that_the_engines_run_already_are_not_loaded_again():
+    scene = Scene()
+    await scene.board.publish(ticket(2))
+    for _ in range(2):
+        await scene.explorer.take_newest_weights()
+    assert scene.engine.loaded == [2] and scene.explorer.version == 2
+
+
 async def test_state_stands_after_the_last_written_step():
     scene = Scene(steps=2)
     await scene.run_with_trainer(2)

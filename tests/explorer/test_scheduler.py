@@ -323,6 +323,98 @@ async def test_partial_tasks_are_kept_if_asked(closing, keep):
     assert (2 <= len(kept) < 12) if keep else not kept
 
 
+class Held(Single):
+    """Runs without an end; how many are at work."""
+
+    at_work: set[object] = set()
+
+    async def run_async(self):
+        Held.at_work.add(self)
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            Held.at_work.remove(self)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_just_the_share_of_tasks_is_waited_for_and_nothing_of_the_rest_goes_on(
+    closing, keep, monkeypatch
+):
+    """Of 100 tasks ``1 - 0.45`` are 55, not 56; here some of the others wait for a slot."""
+    monkeypatch.setattr("trinity.explorer.scheduler._CUT_GRACE_S", LIMIT_S)
+    scheduler = closing(make(1, slots=70, return_partial_tasks=keep))
+    await scheduler.prepare()
+    tasks = [task(Single, repeat_times=1) for _ in range(55)]
+    tasks += [task(Held, repeat_times=1) for _ in range(45)]
+    async with asyncio.timeout(LIMIT_S / 2):
+        result = await collect(scheduler, tasks, min_ratio=1 - 0.45)
+        assert [s.ok for s in result.statuses] == [True] * 55 + [False] * 45
+        assert result.metrics["rollout/cut_task_count"] == 45
+        assert not [t for t in asyncio.all_tasks() if "_do_task" in repr(t.get_coro())]
+        while Held.at_work:  # they are told
+            await asyncio.sleep(0.01)
+        again = await collect(scheduler, [task() for _ in range(70)], batch_id=2)
+    assert all(status.ok for status in again.statuses)
+
+
+async def test_numbers_of_a_group_that_is_left_out_are_left_out_too(closing):
+    class Rated(Single):
+        async def run_async(self):
+            [answer] = await super().run_async()
+            answer.metrics["luck"] = self.task.raw_task["luck"]
+            return [answer]
+
+    scheduler = closing(make(max_retry_times=0))
+    await scheduler.prepare()
+    lonely = task(Rated, do="fail_first", key="lonely", times=3, repeat_times=4, luck=9.0)
+    result = await collect(scheduler, [lonely, task(Rated, luck=1.0)])
+    assert [len(status.metrics) for status in result.statuses] == [1, 4]
+    assert result.metrics["rollout/luck/mean"] == 1.0
+
+
+class Sending:
+    """A runner that can't be sent units while ``errors`` are left."""
+
+    def __init__(self, runner, errors):
+        self._runner, self._errors = runner, errors
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    async def submit(self, units):
+        if self._errors:
+            raise self._errors.pop()
+        await self._runner.submit(units)
+
+
+async def test_a_task_that_can_not_be_sent_is_an_error_and_a_death_in_sending_costs_nothing(
+    closing,
+):
+    errors = [ProcessDied("killed")]
+    scheduler = closing(make(1, max_retry_times=0, runner=lambda r, i, g: Sending(r, errors)))
+    await scheduler.prepare()
+    result = await collect(scheduler, [task(), task()])
+    assert [status.ok for status in result.statuses] == [True, True]
+    assert result.metrics["rollout/lost_runner_count"] == 1
+    errors.append(TypeError("a lock can't be sent"))
+    with pytest.raises(TypeError, match="a lock can't be sent"):
+        await collect(scheduler, [task()], batch_id=2)
+
+
+async def test_a_workflow_has_the_runners_log(closing):
+    names = []
+
+    class Chatty(Single):
+        async def run_async(self):
+            names.append(self.logger.name)
+            return await super().run_async()
+
+    scheduler = closing(make(1))
+    await scheduler.prepare()
+    await collect(scheduler, [task(Chatty, repeat_times=1)])
+    assert names == ["trinity.part.explorer_runner_0"]
+
+
 async def test_eval_gives_metrics_only(closing):
     scheduler = closing(make())
     await scheduler.prepare()
