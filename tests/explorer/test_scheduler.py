@@ -323,17 +323,18 @@ async def test_partial_tasks_are_kept_if_asked(closing, keep):
     assert (2 <= len(kept) < 12) if keep else not kept
 
 
-class Held(Single):
-    """Runs without an end; how many are at work."""
+HELD = set()
 
-    at_work: set[object] = set()
+
+class Held(Single):
+    """Runs without an end; ``HELD`` has those at work."""
 
     async def run_async(self):
-        Held.at_work.add(self)
+        HELD.add(self)
         try:
             await asyncio.sleep(1000)
         finally:
-            Held.at_work.remove(self)
+            HELD.remove(self)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -351,7 +352,7 @@ async def test_just_the_share_of_tasks_is_waited_for_and_nothing_of_the_rest_goe
         assert [s.ok for s in result.statuses] == [True] * 55 + [False] * 45
         assert result.metrics["rollout/cut_task_count"] == 45
         assert not [t for t in asyncio.all_tasks() if "_do_task" in repr(t.get_coro())]
-        while Held.at_work:  # they are told
+        while HELD:  # they are told
             await asyncio.sleep(0.01)
         again = await collect(scheduler, [task() for _ in range(70)], batch_id=2)
     assert all(status.ok for status in again.statuses)
