@@ -52,6 +52,22 @@ def test_micro_batches_are_about_as_large_as_each_other():
     assert [len(micro.rows) for micro in plan] == [10, 8]
 
 
+def test_as_many_rows_as_are_asked_for_go_together():
+    batch = batch_of([[10] * 4])
+    plan = plan_micro_batches(batch, MicroBatchRule(max_rows=2))
+    assert [micro.rows for micro in plan] == [[0, 1], [2, 3]]
+    assert not any(micro.is_idle for micro in plan)
+
+
+def test_a_group_as_large_as_the_bound_is_whole():
+    """Its prompt counts once."""
+    batch = batch_of([[10, 10], [10, 10, 10]])  # 25 and 35
+    plan = plan_micro_batches(batch, MicroBatchRule(max_tokens=35))
+    assert [micro.rows for micro in plan] == [[0, 1], [2, 3, 4]]
+    cut = plan_micro_batches(batch, MicroBatchRule(max_tokens=34))
+    assert max(packed_tokens(batch, micro.rows) for micro in cut) <= 34
+
+
 @given(
     st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), min_size=1, max_size=6),
     st.integers(20, 150),

@@ -66,6 +66,18 @@ def _in_task(experience: Experience, task: int) -> Experience:
     return experience
 
 
+async def test_metrics_are_those_of_the_whole_batch(tmp_path):
+    folder = model_folder(tmp_path / "model")
+    batch = TrainBatch.from_experiences(groups())
+    loss, wanted = GRPO(plain_outputs(plain_model(folder), batch), batch)
+    engine = TorchTrainEngine(settings(folder, micro_batches=MicroBatchRule(max_rows=5)))
+    await engine.prepare()
+    found = await engine.forward_backward(batch, GRPO)
+    assert found.pop(GRPO.loss_name) == pytest.approx(float(loss), rel=1e-4, abs=1e-6)
+    expected = {name: float(value) for name, value in wanted.items()}
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
 @pytest.mark.parametrize(("place", "token"), [(-1, 10**6), (-1, 97), (3, 10**6), (-1, -5)])
 async def test_tokens_that_the_model_does_not_have_are_told(tmp_path, place, token):
     """The last of a row is only looked up in the logits: a kernel would read past their end."""
