@@ -13,6 +13,7 @@ from trinity.common.errors import NotSetUpError
 from trinity.common.experience import Experience
 from trinity.common.rewards import RewardError
 from trinity.common.workflows import Workflow
+from trinity.explorer import scheduler as scheduler_module
 from trinity.explorer.pool import NoRunners, RunnerPool
 from trinity.explorer.runner import RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
@@ -23,10 +24,13 @@ LIMIT_S = 60  # far more than anything here takes, unless it never ends
 
 
 def make(
-    num_runners=2, slots=8, delay_s=0.0, runner_settings=None, runner=None, grace_s=5.0, **settings
+    num_runners=2, slots=8, model=None, runner_settings=None, runner=None, grace_s=5.0, **settings
 ):
+    """``model`` makes the model of a runner from the runner's index and generation."""
+
     def make_runner(index, generation):
-        made = WorkflowRunner(index, EchoModel(delay_s), (), runner_settings)
+        answers = model(index, generation) if model else EchoModel()
+        made = WorkflowRunner(index, answers, (), runner_settings)
         return runner(made, index, generation) if runner else made
 
     def kill(runner):
@@ -221,7 +225,10 @@ async def test_a_killed_runner_costs_nothing(closing):
         mortals.append(Mortal(runner))
         return mortals[-1]
 
-    scheduler = closing(make(2, delay_s=0.3, runner=mortal, max_retry_times=0))
+    def model(index, generation):
+        return EchoModel(0 if index or generation else 1000)  # the first does not end by itself
+
+    scheduler = closing(make(2, model=model, runner=mortal, max_retry_times=0))
     await scheduler.prepare()
     scheduler.submit(1, [task() for _ in range(8)])
     await asyncio.wait_for(mortals[0].is_at_work.wait(), LIMIT_S)
@@ -242,7 +249,9 @@ async def test_runners_that_die_while_the_run_ends_are_no_news(closing, caplog):
         mortals.append(Mortal(runner))
         return mortals[-1]
 
-    scheduler = closing(make(2, slots=4, delay_s=LIMIT_S, runner=mortal, max_retry_times=0))
+    scheduler = closing(
+        make(2, slots=4, model=lambda *_: EchoModel(1000), runner=mortal, max_retry_times=0)
+    )
     logger = scheduler._pool.logger
     logger.propagate = True
     await scheduler.prepare()
@@ -270,7 +279,7 @@ async def test_a_task_that_kills_its_runner_takes_no_other_with_it(closing):
         def __getattr__(self, name):
             return self._submit if name == "submit" else super().__getattr__(name)
 
-    scheduler = closing(make(2, delay_s=0.05, runner=lambda r, i, g: Deadly(r), max_retry_times=2))
+    scheduler = closing(make(2, runner=lambda r, i, g: Deadly(r), max_retry_times=2))
     await scheduler.prepare()
     tasks = [task() for _ in range(6)] + [task(do="kill")] + [task() for _ in range(6)]
     result = await collect(scheduler, tasks)
@@ -281,11 +290,16 @@ async def test_a_task_that_kills_its_runner_takes_no_other_with_it(closing):
 async def test_a_frozen_runner_is_killed_after_the_deadline(closing):
     mortals = []
 
+    class Frozen(Mortal):
+        def die(self):
+            scheduler._settings = replace(scheduler._settings, max_timeout_s=LIMIT_S)
+            super().die()  # and the next one has time
+
     def mortal(runner, index, generation):
-        mortals.append(Mortal(runner))
+        mortals.append(Frozen(runner))
         return mortals[-1]
 
-    scheduler = closing(make(1, runner=mortal, max_retry_times=1, max_timeout_s=4.0, grace_s=0.5))
+    scheduler = closing(make(1, runner=mortal, max_retry_times=1, max_timeout_s=1.0, grace_s=0.5))
     await scheduler.prepare()
     mortals[0].is_frozen = True
     result = await collect(scheduler, [task(), task()])
@@ -299,26 +313,36 @@ async def test_stragglers_are_given_up_and_finished_tasks_are_not(closing):
     tasks = [task(Single) for _ in range(3)]
     tasks += [task(Single, do="slow", seconds=0.2), task(Single, do="hang")]
     async with asyncio.timeout(LIMIT_S):
-        result = await collect(scheduler, tasks, min_ratio=0.6, wait_after_min_s=5.0)
+        result = await collect(scheduler, tasks, min_ratio=0.6, wait_after_min_s=10.0)
     assert [s.ok for s in result.statuses] == [True, True, True, True, False]
     assert result.metrics["rollout/cut_task_count"] == 1
     assert result.metrics["rollout/failed_task_count"] == 0
 
 
 @pytest.mark.parametrize("keep", [False, True])
-async def test_partial_tasks_are_kept_if_asked(closing, keep):
+async def test_partial_tasks_are_kept_if_asked(closing, keep, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "_CUT_GRACE_S", LIMIT_S)
+    ended = []
+
     class Third(Single):
         async def run_async(self):
             if self.model.seed % 3 == 0:
-                await asyncio.sleep(100)
+                await asyncio.sleep(1000)
+            found = await super().run_async()
+            ended.append(self)
+            return found
+
+    class After(Single):
+        async def run_async(self):
+            while len(ended) < 2:
+                await asyncio.sleep(0.01)
             return await super().run_async()
 
     scheduler = closing(make(return_partial_tasks=keep))
     await scheduler.prepare()
     wait_s = 3.0 if keep else 0.5
-    result = await collect(
-        scheduler, [task(Third, repeat_times=12), task()], min_ratio=0.5, wait_after_min_s=wait_s
-    )
+    tasks = [task(Third, repeat_times=12), task(After)]
+    result = await collect(scheduler, tasks, min_ratio=0.5, wait_after_min_s=wait_s)
     kept = [e for e in result.experiences if e.eid.task == 0]
     assert (2 <= len(kept) < 12) if keep else not kept
 
@@ -583,20 +607,33 @@ async def test_the_log_of_the_explorer_tells_each_attempt_that_failed(closing, c
 
 async def test_log_and_screen_say_what_runners_do(closing, caplog, tmp_path):
     said: list[str] = []
+
+    class Held(EchoModel):
+        """Answers once what there is to say was said."""
+
+        def clone_with_isolated_history(self):
+            return Held()
+
+        async def chat_async(self, messages, n=1, **sampling):
+            while not any("4 of 4 slots busy" in line for line in said):
+                await asyncio.sleep(0.01)
+            return await super().chat_async(messages, n)
+
     pool = RunnerPool(
-        lambda i, g: WorkflowRunner(i, EchoModel(0.3)),
+        lambda i, g: WorkflowRunner(i, Held()),
         1,
         4,
-        report_interval_s=0.1,
+        report_interval_s=0.05,
         say=said.append,
         logger=logging.getLogger("scout"),
     )
     scheduler = closing(Scheduler(pool))
     await scheduler.prepare()
     with caplog.at_level("INFO"):
-        await collect(scheduler, [task() for _ in range(6)])
+        async with asyncio.timeout(LIMIT_S):
+            await collect(scheduler, [task() for _ in range(6)])
     assert "Runner 0: 4 of 4 slots busy" in caplog.text and "2 units wait" in caplog.text
-    assert any("4 of 4 slots busy" in line for line in said)
+    assert any("4 of 4 slots busy" in line and "2 units wait" in line for line in said)
 
 
 async def test_progress_counts_samples_that_are_done_or_given_up(closing):
@@ -747,15 +784,22 @@ async def test_a_runner_whose_start_is_cancelled_leaves_no_process():
 
 
 async def test_evaluations_are_no_warm_up_of_the_dynamic_deadline(closing):
+    may_end = asyncio.Event()
+
+    class Held(Single):
+        async def run_async(self):
+            await may_end.wait()
+            return await super().run_async()
+
     scheduler = closing(make(dynamic_timeout_ratio=3.0, max_timeout_s=1000, warmup_min_steps=1))
     await scheduler.prepare()
     await collect(scheduler, [replace(task(Single), is_eval=True)], batch_id="0/unseen")
-    first = [task(Single, repeat_times=1), task(Single, do="slow", seconds=0.2, repeat_times=1)]
-    scheduler.submit(1, first)
+    scheduler.submit(1, [task(Single, repeat_times=1), task(Held, repeat_times=1)])
     async with asyncio.timeout(LIMIT_S):
         while scheduler.progress(1)[0] < 1:
             await asyncio.sleep(0.01)
     assert scheduler._timeout_s(is_eval=False) == 1000  # the first step keeps to max_timeout
+    may_end.set()
     await scheduler.collect(1)
     assert scheduler._timeout_s(is_eval=False) < 1000
 

@@ -124,13 +124,15 @@ def test_completions_of_texts_and_ids():
 
 
 async def test_calls_of_requests_that_run_at_once_have_ids_of_their_own():
-    class Slow(FakeEngine):
+    meeting = asyncio.Barrier(2)
+
+    class Meeting(FakeEngine):
         async def sample(self, prompt_ids, params, adapter=None):
-            await asyncio.sleep(0.01)
+            await meeting.wait()
             return await super().sample(prompt_ids, params, adapter)
 
     made = tokenizer("qwen25")
-    engine = Slow([[*made.encode(CALL), made.eos_token_id]] * 2, end_ids=[made.eos_token_id])
+    engine = Meeting([[*made.encode(CALL), made.eos_token_id]] * 2, end_ids=[made.eos_token_id])
     model = ModelWrapper(
         engine, ModelSettings("/models/toy", enable_auto_tool_choice=True), tokenizer=made
     )

@@ -20,7 +20,7 @@ TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": 
 
 
 class SlowEngine(FakeEngine):
-    """Shows its reply token by token and ends when ``may_end`` is set."""
+    """Shows one more token each time one looks, and ends when all is seen and ``may_end`` set."""
 
     def __init__(self, reply, end_id, fails=False):
         super().__init__([reply], end_ids=[end_id])
@@ -33,7 +33,6 @@ class SlowEngine(FakeEngine):
         try:
             while self.shown < len(self.reply) - 1 or not self.may_end.is_set():
                 await asyncio.sleep(0.01)
-                self.shown = min(self.shown + 1, len(self.reply) - 1)
                 if self.fails and self.shown == len(self.reply) - 1:
                     raise RuntimeError("out of memory")
         except asyncio.CancelledError:
@@ -42,6 +41,7 @@ class SlowEngine(FakeEngine):
         return await super().sample(prompt_ids, params)
 
     async def partial(self, request_id):
+        self.shown = min(self.shown + 1, len(self.reply) - 1)
         return [self.reply[: self.shown]]
 
 

@@ -208,15 +208,22 @@ async def test_a_dead_engine_is_stepped_over():
         await model.chat_async(ASK)
 
 
-class SlowEngine(FakeEngine):
+class MeetingEngine(FakeEngine):
+    """Answers once all requests of a test are at its engines."""
+
+    def __init__(self, tokens, meeting):
+        super().__init__(tokens)
+        self.meeting = meeting
+
     async def sample(self, prompt_ids, params, adapter=None):
-        await asyncio.sleep(0.01)
+        await self.meeting.wait()
         return await super().sample(prompt_ids, params, adapter)
 
 
 async def test_requests_go_to_the_least_loaded_engine():
     made = tokenizer()
-    engines = [SlowEngine([made.encode("a")] * 8) for _ in range(2)]
+    meeting = asyncio.Barrier(8)
+    engines = [MeetingEngine([made.encode("a")] * 8, meeting) for _ in range(2)]
     model = ModelWrapper(engines, ModelSettings("toy"), made)
     clones = [model.clone_with_isolated_history() for _ in range(8)]
     await asyncio.gather(*[clone.chat_async(ASK) for clone in clones])

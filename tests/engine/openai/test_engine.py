@@ -17,11 +17,18 @@ ASK = [{"role": "user", "content": "hi"}]
 class Service:
     """Answers with the statuses it is given, then well."""
 
-    def __init__(self, *statuses, headers=None):
+    def __init__(self, *statuses, headers=None, num_at_once=1):
         self.statuses = list(statuses)
         self.headers = headers or {}
         self.asked = []
         self.running = self.most = 0
+        self._meeting = asyncio.Barrier(num_at_once)
+
+    async def meet(self):
+        """Wait until ``num_at_once`` requests are here, and for any that should not be."""
+        await self._meeting.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
 
     async def __call__(self, request):
         if request.url.path.endswith("/models"):
@@ -29,7 +36,7 @@ class Service:
         self.asked.append(json.loads(request.content))
         self.running += 1
         self.most = max(self.most, self.running)
-        await asyncio.sleep(0.005)
+        await self.meet()
         self.running -= 1
         status = self.statuses.pop(0) if self.statuses else 200
         if isinstance(status, Exception):
@@ -123,7 +130,7 @@ async def test_variables_and_key_are_checked_at_the_start(monkeypatch):
 
 
 async def test_requests_are_limited_in_number_and_pace(monkeypatch):
-    service = Service()
+    service = Service(num_at_once=2)
     engine = await engine_on(service, monkeypatch, max_concurrent=2)
     await asyncio.gather(*[engine.chat(ASK, None, SamplingParams()) for _ in range(8)])
     assert service.most == 2

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.common.models.toy import config, model_folder, tokenizer
+from tests.engine.torch.standstill import Standstill
 from tests.engine.torch.test_batching import prompt, ready
 from trinity.common.models.loading import load_causal_lm
 from trinity.common.models.protocol import SamplingParams, WeightTicket
@@ -23,12 +24,6 @@ def send(folder, path, version, seed=1, change=None):
     if change:
         change(weights)
     return CheckpointChannel(path).send(version, weights.items())
-
-
-async def some_steps(engine, count=5):
-    start = (await engine.health())["steps"]
-    while (await engine.health())["steps"] < start + count:
-        await asyncio.sleep(0.001)
 
 
 def test_the_registry_knows_the_engine():
@@ -80,14 +75,18 @@ async def test_a_stop_text_may_span_tokens_and_its_tokens_stay(tmp_path):
 
 async def test_a_cancelled_request_frees_its_place(tmp_path):
     engine = await ready(model_folder(tmp_path))
+    standstill = Standstill(engine)
     other = asyncio.create_task(engine.sample(prompt(5), LONG))
     gone = asyncio.create_task(engine.sample(prompt(6), LONG))
-    await some_steps(engine)
+    await standstill.begun()
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    await some_steps(engine, 2)
-    assert (await engine.health())["running"] <= 2
+    later = Standstill(engine, 2)
+    standstill.end()
+    await later.begun()
+    assert (await engine.health())["running"] == 2
+    later.end()
     assert await other == await engine.sample(prompt(5), LONG)
     health = await engine.health()
     assert (health["running"], health["waiting"]) == (0, 0)
@@ -100,9 +99,13 @@ async def test_update_in_mid_request(tmp_path, mode):
     ticket = send(folder, tmp_path / "channel", version=3)
     engine = await ready(folder, update_mode=mode)
     [old, _] = await engine.sample(prompt(5), LONG)
+    standstill = Standstill(engine)
     task = asyncio.create_task(engine.sample(prompt(5), LONG))
-    await some_steps(engine)
-    digest = await engine.load_weights(ticket)
+    await standstill.begun()
+    loading = asyncio.create_task(engine.load_weights(ticket))
+    await standstill.asked()
+    standstill.end()
+    digest = await loading
     late = asyncio.create_task(engine.sample(prompt(5), LONG))
     [through, _], [new, _] = await task, await late
     assert digest == ticket.digest and await engine.version() == 3
@@ -201,9 +204,13 @@ async def test_a_missing_model_is_named(tmp_path):
 
 async def test_closing_ends_what_runs(tmp_path):
     engine = await ready(model_folder(tmp_path))
+    standstill = Standstill(engine)
     task = asyncio.create_task(engine.sample(prompt(5), LONG))
-    await some_steps(engine)
-    await engine.close()
+    await standstill.begun()
+    closing = asyncio.create_task(engine.close())
+    await standstill.asked()
+    standstill.end()
+    await closing
     with pytest.raises(ConnectionError, match="closed"):
         await task
 
@@ -246,8 +253,9 @@ def test_rope_overrides_reach_the_model(tmp_path):
 async def test_questions_that_nobody_waits_for_do_not_end_the_engine(tmp_path):
     folder = model_folder(tmp_path / "model")
     engine = await ready(folder)
+    standstill = Standstill(engine)
     long = asyncio.create_task(engine.sample(prompt(5), replace(LONG, request_id="long")))
-    await some_steps(engine)
+    await standstill.begun()
     ticket = send(folder, tmp_path / "channel", version=3)
     asked = [engine.partial("long"), engine.pause(), engine.load_weights(ticket)]
     given_up = [asyncio.ensure_future(question) for question in asked]
@@ -255,6 +263,7 @@ async def test_questions_that_nobody_waits_for_do_not_end_the_engine(tmp_path):
     for question in given_up:
         question.cancel()
     await asyncio.gather(*given_up, return_exceptions=True)
+    standstill.end()
     await engine.resume()
     assert len(await asyncio.wait_for(long, 60)) == 2
     await engine.close()
@@ -270,9 +279,11 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_each_time(tmp_path):
 
 async def test_a_worker_that_fails_leaves_nobody_waiting(tmp_path):
     engine = await ready(model_folder(tmp_path))
+    standstill = Standstill(engine)
     waiting = asyncio.create_task(engine.sample(prompt(5), LONG))
-    await some_steps(engine)
+    await standstill.begun()
     engine._worker._put(lambda: 1 // 0)
+    standstill.end()
     for asked in (waiting, engine.sample(prompt(5), LONG), engine.health()):
         with pytest.raises(ConnectionError, match="ZeroDivisionError"):
             await asyncio.wait_for(asked, 60)
