@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,20 +11,20 @@ from pathlib import Path
 
 import psutil
 
+from tests.ports import free_port
+
 
 @contextmanager
 def ray_head(num_cpus: int = 1) -> Iterator[str]:
     """Its address; all its processes are killed at the end. RAY_TMPDIR, if set, is its place."""
     own = None if "RAY_TMPDIR" in os.environ else tempfile.mkdtemp(prefix="r", dir="/tmp")
     place = own or os.environ["RAY_TMPDIR"]  # its path must be short
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", f"--port={port}"]
     command += [f"--num-cpus={num_cpus}", "--include-dashboard=false", "--disable-usage-stats"]
     env = {**os.environ, "RAY_TMPDIR": place}
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=120, env=env)
+        subprocess.run(command, check=True, capture_output=True, timeout=300, env=env)
         yield f"127.0.0.1:{port}"
     finally:
         for process in psutil.process_iter():

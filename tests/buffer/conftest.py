@@ -4,16 +4,18 @@ import glob
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
-import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 URL_ENV = "TRINITY_TEST_POSTGRES_URL"  # a server that runs already, as in .ci/run
+_WAIT = ("-w", "-t", "600")  # for its start or end
 
 
 class PostgresServer:
@@ -23,9 +25,7 @@ class PostgresServer:
         self._binaries = binaries
         self._data = folder / "data"
         self._user = _unprivileged_user()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         if self._user is not None:
             os.chown(folder, self._user, -1)
         self._call("initdb", "-D", self._data, "-U", "trinity", "-A", "trust", "--no-sync")
@@ -37,10 +37,10 @@ class PostgresServer:
     def start(self) -> None:
         options = f"-p {self._port} -h 127.0.0.1 -k {self._data} -F -c shared_buffers=32MB"
         log = self._data / "server.log"
-        self._call("pg_ctl", "-D", self._data, "-l", log, "-w", "-o", options, "start")
+        self._call("pg_ctl", "-D", self._data, "-l", log, *_WAIT, "-o", options, "start")
 
     def stop(self, mode: str = "immediate") -> None:
-        self._call("pg_ctl", "-D", self._data, "-m", mode, "-w", "stop")
+        self._call("pg_ctl", "-D", self._data, "-m", mode, *_WAIT, "stop")
 
     def _call(self, program: str, *arguments: object) -> None:
         command = [str(self._binaries / program), *map(str, arguments)]
@@ -99,7 +99,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/test.db"
     psycopg = pytest.importorskip("psycopg")
     url = request.getfixturevalue("postgres_url")
-    name = f"test_{time.time_ns()}"
+    name = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     return f"{url.rpartition('/')[0]}/{name}"

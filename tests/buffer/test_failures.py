@@ -88,7 +88,7 @@ async def test_a_read_that_cannot_be_noted_takes_nothing(tmp_path: Path):
 
 async def test_postgresql_restarts_while_two_write_and_two_read(postgres: PostgresServer):
     def opened() -> SQLStorage:
-        return SQLStorage("mid_run", postgres.url, max_retry_times=8, retry_interval_s=0.1)
+        return SQLStorage("mid_run", postgres.url, max_retry_times=11, retry_interval_s=0.1)
 
     async def write(writer: int) -> None:
         storage = opened()
@@ -103,7 +103,7 @@ async def test_postgresql_restarts_while_two_write_and_two_read(postgres: Postgr
     async def read() -> list[int | str]:
         storage, found = opened(), []
         await storage.prepare()
-        while (batch := await storage.get(3, 30)) is not None:
+        while (batch := await storage.get(3, 600)) is not None:
             found += tasks_of(batch)
         await storage.close()
         return found

@@ -138,7 +138,7 @@ def _read(path: str, found: "multiprocessing.Queue[list[str]]") -> None:
         storage = SQLStorage("b", path)
         await storage.prepare()
         tasks: list[str] = []
-        while (batch := await storage.get(64, 120)) is not None:
+        while (batch := await storage.get(64, 600)) is not None:
             tasks += map(str, tasks_of(batch))
         await storage.close()
         return tasks
@@ -165,7 +165,7 @@ async def _hold_open(path: str, context, per_writer: int) -> None:
         await asyncio.to_thread(process.join)
         assert process.exitcode == 0
     await keeper.release()
-    read = [task for _ in readers for task in await asyncio.to_thread(results.get, True, 120)]
+    read = [task for _ in readers for task in await asyncio.to_thread(results.get, True, 600)]
     for process in readers:
         process.join()
     assert sorted(map(int, read)) == list(range(4 * per_writer))
@@ -177,7 +177,7 @@ def test_four_processes_write_while_two_read(database: str):
 
 
 async def test_a_restart_of_postgresql_loses_nothing(postgres: PostgresServer):
-    storage = SQLStorage("restarted", postgres.url, max_retry_times=6, retry_interval_s=0.2)
+    storage = SQLStorage("restarted", postgres.url, max_retry_times=10, retry_interval_s=0.2)
     await storage.prepare()
     await storage.put(group(2, batch=1))
     postgres.stop()

@@ -45,7 +45,7 @@ def test_more_gpus_than_there_are_end_it_at_once_with_a_table(
         start_s = time.monotonic()
         run = start(config)
         assert run.wait() == 2
-        assert time.monotonic() - start_s < 120  # most of it, what a busy machine needs to import
+        assert time.monotonic() - start_s < 400  # Ray itself would wait on
         assert "This run needs 64 GPUs (60 explorer, 0 auxiliary models, 4 trainer)" in run.screen
         assert "needed" in run.screen and "found" in run.screen
         assert "Traceback" not in run.screen and run.remaining() == []

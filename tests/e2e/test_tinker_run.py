@@ -106,7 +106,7 @@ def test_a_benchmark_scores_what_the_checkpoints_name(
 def test_explorer_and_trainer_may_be_two_commands(
     toy: Toy, start: Start, service: TinkerTestService, tmp_path: Path
 ) -> None:
-    shared = {"name": "shared", "max_read_timeout": 60, "storage_type": "sql"}
+    shared = {"name": "shared", "max_read_timeout": 400, "storage_type": "sql"}
     shared["path"] = f"sqlite:///{tmp_path}/shared.db"
     settings = {
         "checkpoint_root_dir": str(tmp_path / "jobs"),
@@ -125,7 +125,7 @@ def test_a_service_that_dies_ends_the_run_and_is_named(
     toy: Toy, start: Start, service: TinkerTestService, tmp_path: Path
 ) -> None:
     config = config_of(toy, tmp_path, service, buffer__total_steps=1000)
-    run = start(config, "model.tinker.timeout=3", env=ENV)
+    run = start(config, "model.tinker.timeout=30", env=ENV)
     run.wait_for_step(1)
     service.status = 500
     assert run.wait() != 0

@@ -30,9 +30,9 @@ def test_explorer_and_trainer_meet_in_a_queue(toy: Toy, start: Start, tmp_path: 
 @pytest.mark.parametrize(
     ("victim", "sync_s", "read_s", "is_told"),
     [
-        ("train", 20, LIMIT_S, "Waited 20 s for weights newer than version"),
+        ("train", 60, LIMIT_S, "Waited 60 s for weights newer than version"),
         pytest.param(
-            *("explore", LIMIT_S, 20, "Waited 20 s for experiences in the table 'shared'"),
+            *("explore", LIMIT_S, 60, "Waited 60 s for experiences in the table 'shared'"),
             marks=pytest.mark.long,
         ),
     ],
@@ -57,7 +57,7 @@ def test_who_waits_for_a_command_that_was_killed_ends_within_the_deadline(
     killed.process.kill()
     start_s = time.monotonic()
     assert left.wait() == 1
-    assert time.monotonic() - start_s < min(sync_s, read_s) + LIMIT_S / 4
+    assert time.monotonic() - start_s < LIMIT_S
     assert is_told in left.last_lines
     assert "Traceback" not in left.screen
     assert left.remaining() == []

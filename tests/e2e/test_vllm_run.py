@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Start
 from tests.e2e.test_grpo_run import scalars
-from tests.e2e.test_killed_parts import SLOW_REWARD, finishes_without_engine
+from tests.e2e.test_killed_parts import finishes_without_engine, held
 from tests.e2e.toy import Toy
 
 pytestmark = [
@@ -38,12 +38,13 @@ def command_of(process: psutil.Process) -> str:
 def test_vllm_killed_inside_a_run_of_an_adapter_comes_back_and_nothing_counts_twice(
     toy: Toy, start: Start, tmp_path: Path
 ) -> None:
+    go, tasks = held(tmp_path, task=17)  # of step 5
     config = toy.config(
         tmp_path,
         model__model_path=wide_model(toy, tmp_path / "model"),
         model__lora_configs=[{"lora_rank": 4, "lora_alpha": 8}],
         buffer__total_steps=5,
-        buffer__explorer_input__taskset=SLOW_REWARD,
+        buffer__explorer_input__taskset=tasks,
         explorer__rollout_model={
             "engine_type": "vllm",
             "enforce_eager": True,
@@ -54,6 +55,6 @@ def test_vllm_killed_inside_a_run_of_an_adapter_comes_back_and_nothing_counts_tw
     run.wait_for(lambda: "Step 3:" in run.log("explorer"), "step 3")
     started = psutil.Process(run.process.pid).children(recursive=True)
     [inner] = [process for process in started if "EngineCore" in command_of(process)]
-    finishes_without_engine(run, inner.pid, steps=5)
+    finishes_without_engine(run, inner.pid, 5, go)
     assert max(scalars(run.job, "trainer")["actor/ratio_max_deviation"]) < 1e-2
     assert run.remaining() == []

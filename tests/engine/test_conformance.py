@@ -31,6 +31,7 @@ TOLERANCE = {
     "vllm": 5e-3 if torch.cuda.is_available() else 1e-3,
     "tinker": 1e-5,
 }
+TRIES = 20  # at a request in its course: a busy machine may come to it too late
 # What a service gives no way to do; `tests/engine/tinker` says what it does instead.
 LACKS = {
     "tinker": {"temperature", "min_tokens", "partial", "keep", "digest", "folder", "vocabulary"}
@@ -199,13 +200,16 @@ async def test_two_hundred_requests_of_mixed_lengths(kind, engine):
 async def test_cancelled_requests_free_their_place(kind, engine):
     engine = await engine()
     params = SamplingParams(n=4, max_tokens=900, ignore_eos=True, seed=0)
-    task = asyncio.create_task(engine.sample(prompt(5), params))
-    while not (await engine.health())["running"]:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    for _ in range(TRIES):
+        task = asyncio.create_task(engine.sample(prompt(5), params))
+        while not (task.done() or (await engine.health())["running"]):
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task])
+        if task.cancelled():
+            break
+    assert task.cancelled()
     async with asyncio.timeout(60):
         while (await engine.health())["running"]:
             await asyncio.sleep(0.005)
@@ -216,13 +220,16 @@ async def test_tokens_are_known_while_they_come(kind, engine):
     needs(kind, "partial")
     engine = await engine()
     params = SamplingParams(n=2, max_tokens=300, ignore_eos=True, seed=1, request_id="r")
-    task = asyncio.create_task(engine.sample(prompt(9), params))
-    seen = []
-    while not task.done():
-        await asyncio.sleep(0)  # the engine answers between two steps
-        seen.append(await engine.partial("r"))
-    whole = [completion.token_ids for completion in await task]
-    growing = [found for found in seen if found and found[0]]
+    for _ in range(TRIES):
+        task = asyncio.create_task(engine.sample(prompt(9), params))
+        seen = []
+        while not task.done():
+            await asyncio.sleep(0)  # the engine answers between two steps
+            seen.append(await engine.partial("r"))
+        whole = [completion.token_ids for completion in await task]
+        growing = [found for found in seen if found and found[0]]
+        if len(growing) > 2:
+            break
     assert len(growing) > 2 and len(growing[0][0]) < 300
     for found in growing:
         assert [ids[: len(part)] for ids, part in zip(whole, found, strict=True)] == found
@@ -261,18 +268,24 @@ async def test_paused_requests_wait(kind, engine):
 async def test_weights_change_in_mid_request_and_every_token_tells(kind, folder, engine, tmp_path):
     needs(kind, "keep")
     engine = await engine()
-    model, _ = load_causal_lm(folder, "float32", 1)
-    ticket = CheckpointChannel(tmp_path).send(7, model.named_parameters())
+    channel = CheckpointChannel(tmp_path)
     params = SamplingParams(n=2, max_tokens=600, ignore_eos=True, seed=1, request_id="through")
-    [whole, _] = await engine.sample(prompt(30), params)
-    task = asyncio.create_task(engine.sample(prompt(30), params))
-    while not any(await engine.partial("through")):
-        await asyncio.sleep(0.005)
-    assert await engine.load_weights(ticket) == ticket.digest
-    [through, _] = await task
-    assert await engine.version() == 7
-    change = through.versions.index(7)
-    assert 0 < change < 600 and through.versions == [0] * change + [7] * (600 - change)
+    for version in range(7, 7 + TRIES):
+        before = await engine.version()
+        model, _ = load_causal_lm(folder, "float32", version)
+        ticket = channel.send(version, model.named_parameters())
+        [whole, _] = await engine.sample(prompt(30), params)
+        task = asyncio.create_task(engine.sample(prompt(30), params))
+        while not (task.done() or any(await engine.partial("through"))):
+            await asyncio.sleep(0.005)
+        assert await engine.load_weights(ticket) == ticket.digest
+        [through, _] = await task
+        assert await engine.version() == version
+        if version in through.versions:
+            break
+    change = through.versions.index(version)
+    wanted = [before] * change + [version] * (600 - change)
+    assert 0 < change < 600 and through.versions == wanted
     assert through.token_ids[:change] == whole.token_ids[:change]
     assert through.token_ids != whole.token_ids
     ids = prompt(60)

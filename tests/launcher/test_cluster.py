@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,13 @@ class Asked:
         ("no.such.host.invalid:6379", "No Ray cluster answers"),
     ],
 )
-def test_an_address_where_nothing_is_fails_at_once(address: str, reason: str) -> None:
-    start = time.monotonic()
+def test_an_address_where_nothing_is_fails_before_ray_is_asked(
+    address: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would try for a minute."""
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
     with pytest.raises(ClusterError, match=reason) as caught, ray_cluster(address, "n", {}):
         pass
-    assert time.monotonic() - start < 50  # Ray itself would try for a minute
     assert "ray start --head" in str(caught.value)
 
 
@@ -73,9 +74,7 @@ def test_ray_address_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_note_nothing_runs(ray_folder: Path) -> None:
-    start = time.monotonic()
     assert running_cluster() is None
-    assert time.monotonic() - start < 20
 
 
 def test_a_stale_note_is_not_followed(ray_folder: Path) -> None:
@@ -83,9 +82,10 @@ def test_a_stale_note_is_not_followed(ray_folder: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         (ray_folder / "ray_current_cluster").write_text(f"127.0.0.1:{other.getsockname()[1]}")
-        start = time.monotonic()
         assert running_cluster() is None
-        assert time.monotonic() - start < 20
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):  # nobody knocked
+            other.accept()
 
 
 def test_a_failed_start_says_why_and_leaves_nothing(

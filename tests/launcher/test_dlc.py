@@ -6,13 +6,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 import ray
 
+from tests.ports import free_port
 from trinity.common.errors import DeadlineError
 from trinity.launcher import dlc
 from trinity.launcher.cluster import ray_cluster
@@ -33,10 +33,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     place = tempfile.mkdtemp(prefix="r", dir="/tmp")
     monkeypatch.setenv("RAY_TMPDIR", place)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = probe.getsockname()[1]
-    yield number
+    yield free_port()
     shutil.rmtree(place, ignore_errors=True)
 
 
@@ -147,10 +144,8 @@ def test_a_machine_that_does_not_come_is_missed(port: int) -> None:
 
 
 def test_a_head_that_does_not_come_is_missed(port: int) -> None:
-    started = time.monotonic()
-    with pytest.raises(DeadlineError, match=f"Ray at 127.0.0.1:{port}"):
+    with pytest.raises(DeadlineError, match=f"Waited 2 s for Ray at 127.0.0.1:{port}"):
         run_on_dlc(DLCJob(1, 2, "127.0.0.1", port), lambda: 0, lambda _: None, timeout_s=2)
-    assert time.monotonic() - started < 20
 
 
 @pytest.mark.ray

@@ -3,6 +3,7 @@ import socket
 
 import pytest
 
+from tests.ports import free_port
 from trinity.launcher.hardware import _gpu_devices, cpu_cores, is_port_free, local_gpus
 
 
@@ -20,9 +21,9 @@ def test_gpus_that_are_not_there_do_not_count(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ports() -> None:
+    port = free_port()
     with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
+        server.bind(("127.0.0.1", port))
         server.listen()
         assert not is_port_free(port)
     assert is_port_free(port)

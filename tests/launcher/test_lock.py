@@ -41,7 +41,7 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from trinity.launcher.lock import job_lock\n"
         "with job_lock(Path(sys.argv[1]), 'trainer'):\n"
-        "    print('held', flush=True); time.sleep(60)"
+        "    print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -53,7 +53,8 @@ def test_training_alone_counts_what_it_trains() -> None:
 
 
 def test_exploring_alone_counts_its_steps() -> None:
-    record = StageRecorder(StageSummary("run", "grpo", "explore"), time.time() - 30)
+    now = time.time()
+    record = StageRecorder(StageSummary("run", "grpo", "explore"), now - 30)
     found = record.summary
     for step, seconds in ((1, 6.0), (2, 2.0)):
         rollout = {"rollout/experience_count": 2.0, "rollout/response_tokens": 20.0}
@@ -64,7 +65,7 @@ def test_exploring_alone_counts_its_steps() -> None:
     assert (found.steps, found.samples, found.step_seconds) == (3, 6, [6, 2])
     assert (found.samples_per_second, found.tokens_per_second) == (4 / 8, 40 / 8)
     started = RunSummary("p", "n", "/job", [found]).seconds_starting
-    assert started == pytest.approx(30 - 6, abs=1)
+    assert 30 - 6 <= started <= 30 - 6 + time.time() - now
 
 
 def test_the_largest_deviation_of_the_ratio_stays() -> None:

@@ -137,7 +137,8 @@ def test_use_of_processors_is_that_since_the_last_look() -> None:
             os.getpid()
 
     assert seconds_of(compute) > 0.9
-    assert seconds_of(lambda: time.sleep(0.1)) < 0.5
+    idle = [seconds_of(lambda: time.sleep(0.1)) for _ in range(9)]
+    assert min(idle) < 0.5  # a pause of the machine counts in one of them
     assert machine.sample()["machine_memory_mb"] > 0
 
 

@@ -4,7 +4,6 @@ installed, here or in the environment that TRINITY_DATA_JUICER_PYTHON names (`ma
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from tests.buffer.samples import experience, tasks_of
 from tests.common.models.toy import tokenizer
+from tests.ports import free_port
 from trinity.buffer.operators import EXPERIENCE_OPERATORS
 from trinity.buffer.operators.mappers import RewardShapingMapper
 from trinity.buffer.pipelines.task import run_task_pipeline
@@ -170,12 +170,6 @@ def test_it_is_an_operator_by_name():
 
 
 # --- the real one ---------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

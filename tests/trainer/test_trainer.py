@@ -414,5 +414,5 @@ async def test_a_run_that_is_cancelled_reads_no_more(style: SyncStyle):
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await asyncio.wait({subject._reading}, timeout=5)
+    await asyncio.wait({subject._reading}, timeout=60)
     assert subject._reading.cancelled()
