@@ -20,6 +20,7 @@ from tests.engine.test_conformance import (
     plain_logprobs,
     prompt,
 )
+from tests.engine.torch.standstill import Standstill
 from trinity.common.models import ModelSettings, SamplingParams
 from trinity.common.models.adapters import AdapterSettings, adapter_parameters, add_adapter_inplace
 from trinity.common.models.loading import load_causal_lm
@@ -165,10 +166,17 @@ async def test_the_files_of_an_adapter_may_go_while_it_is_served(kind, folder, t
         for name in ("one", "two", "one"):
             assert await gap(engine, models[name], name) < TOLERANCE[kind]
         long = SamplingParams(n=2, max_tokens=600, ignore_eos=True, seed=1)
+        standstill = Standstill(engine) if kind == "torch" else None
         running = asyncio.ensure_future(engine.sample(prompt(20), long, "one"))
-        while not (await engine.health())["running"]:
+        while not (running.done() or (await engine.health())["running"]):
             await asyncio.sleep(0.01)
-        await engine.unload_adapter("one")
+        if standstill:
+            await standstill.begun()
+        unloading = asyncio.ensure_future(engine.unload_adapter("one"))
+        if standstill:
+            await standstill.asked()
+            standstill.end()
+        await unloading
         if kind == "vllm":
             assert running.done() and [len(s.token_ids) for s in await running] == [600, 600]
         else:

@@ -74,13 +74,13 @@ def test_parts_of_math_boxed_reward():
 
 
 async def test_an_answer_that_hangs_is_killed_and_hurts_no_other():
-    scorer = Scorer(MathRewardFn(), RewardPolicy(timeout_s=6.0))
-    async with asyncio.timeout(120):
+    scorer = Scorer(MathRewardFn(), RewardPolicy(timeout_s=12.0))
+    async with asyncio.timeout(400):
         outcomes = await asyncio.gather(
             scorer.score(response=HANGS, truth="3"),
             *(scorer.score(response="it is 3, I say", truth="3") for _ in range(4)),
             return_exceptions=True,
         )
     assert isinstance(outcomes[0], RewardError)
-    assert "not done after 6 s" in str(outcomes[0]) and HANGS in str(outcomes[0])
+    assert "not done after 12 s" in str(outcomes[0]) and HANGS in str(outcomes[0])
     assert [o["accuracy"] for o in outcomes[1:]] == [1] * 4

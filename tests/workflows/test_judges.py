@@ -28,8 +28,8 @@ class Answers:
 
 
 async def test_a_judge_has_the_deadline_and_the_retries_of_a_reward():
-    policy = {"on_error": "retry", "max_retries": 1, "retry_wait_s": 0.01, "timeout_s": 0.2}
-    late = Answers(asyncio.sleep(30), '{"scores": [1, 0]}')
+    policy = {"on_error": "retry", "max_retries": 1, "retry_wait_s": 0.01, "timeout_s": 3.0}
+    late = Answers(asyncio.sleep(1000), '{"scores": [1, 0]}')
     assert await judged(late, QUESTION, 2, policy) == [1, 0]
     never = await judged(Answers("hm", "hm"), QUESTION, 2, policy)
     assert isinstance(never, RewardError) and "attempts: 2" in str(never)

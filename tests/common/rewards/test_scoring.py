@@ -112,7 +112,7 @@ async def test_quick_rewards_share_a_thread_and_still_fail_alone():
                 pass
         return float(response)
 
-    scorer = Scorer(quick, RewardPolicy(timeout_s=3.0))
+    scorer = Scorer(quick, RewardPolicy(timeout_s=10.0))
     async with asyncio.timeout(60):
         while not scorer._is_quick():  # a pause of the machine counts in the mean of its calls
             await scorer.score(response="1")
@@ -120,4 +120,4 @@ async def test_quick_rewards_share_a_thread_and_still_fail_alone():
     outcomes = await scorer.score_all([{"response": text} for text in texts])
     values = [o["reward"] if isinstance(o, dict) else str(o) for o in outcomes]
     assert values[0] == 1 and values[2] == 3 and values[4:] == [5, 6]
-    assert "ValueError: no" in values[1] and "not done after 3 s" in values[3]
+    assert "ValueError: no" in values[1] and "not done after 10 s" in values[3]

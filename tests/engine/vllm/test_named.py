@@ -63,13 +63,15 @@ async def test_adapters_come_and_go_once_vllm_is_awake(folder):
     await asyncio.sleep(0.05)
     assert vllm.loaded == [] and not loading.done()
     await engine.wake()
-    await asyncio.wait_for(loading, 10)
+    await asyncio.wait_for(loading, 60)
     assert len(vllm.loaded) == len(await engine.adapters()) == 2
     await engine.sleep()
     leaving = asyncio.create_task(engine.unload_adapter("one"))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while len(await engine.adapters()) == 2:
+            await asyncio.sleep(0.01)
     assert [a.name for a in await engine.adapters()] == ["two"] and not leaving.done()
     await engine.wake()
-    await asyncio.wait_for(leaving, 10)
+    await asyncio.wait_for(leaving, 60)
     assert len(vllm.loaded) == 1
     await engine.close()
