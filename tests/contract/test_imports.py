@@ -38,7 +38,7 @@ HEAVY = ("torch", "ray", "vllm", "transformers", "datasets", "verl", "streamlit"
 
 
 def fresh(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

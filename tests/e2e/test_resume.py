@@ -107,7 +107,10 @@ def test_a_killed_run_with_all_that_has_a_state_goes_on_bitwise_the_same(
     rows = {"actor_rollout_ref": {"actor": {"shuffle": True}}}
     settings = {
         "buffer__total_steps": 4,
-        "buffer__explorer_input__taskset": {"data_selector": {"selector_type": "shuffle"}},
+        "buffer__explorer_input__taskset": {
+            "data_selector": {"selector_type": "shuffle"},
+            "reward_fn_args": {"seconds": 1.0},  # it must not end before it is killed
+        },
         "model__lora_configs": [{"lora_rank": 4, "lora_alpha": 8}],
         "algorithm__algorithm_type": "ppo",
         "algorithm__kl_penalty_fn": "k2",
@@ -163,6 +166,7 @@ def test_each_sample_is_read_once_though_the_run_is_killed_twice(
     config = toy.config(
         tmp_path,
         buffer__total_steps=8,
+        buffer__explorer_input__taskset={"reward_fn_args": {"seconds": 0.5}},
         buffer__trainer_input={
             "experience_buffer": {
                 "name": "experiences",

@@ -75,7 +75,7 @@ def test_a_trainer_that_was_killed_goes_on_beside_the_explorer(
         "buffer__total_steps": 8,
         "buffer__explorer_input__taskset": {
             "default_reward_fn_type": "toy_reward",
-            "reward_fn_args": {"seconds": 0.3},
+            "reward_fn_args": {"seconds": 1.0},
         },
         "buffer__trainer_input": {
             "experience_buffer": {"name": "shared", "max_read_timeout": LIMIT_S, **database}

@@ -818,3 +818,27 @@ async def test_runners_are_closed_side_by_side():
     await pool.prepare()
     await asyncio.wait_for(pool.close(), LIMIT_S / 2)
     assert len(closed) == 3
+
+
+async def test_a_unit_stopped_in_the_turn_it_was_placed_in_is_not_run():
+    """Told first to stop it and then to run it, a runner would run it to its end."""
+    sent: list[int] = []
+
+    class Noting(WorkflowRunner):
+        async def submit(self, units):
+            sent.extend(unit.unit_id for unit in units)
+            await super().submit(units)
+
+    pool = RunnerPool(lambda index, _: Noting(index, EchoModel()), 1, 1)
+    await pool.prepare()
+    stopped = asyncio.ensure_future(
+        pool.run(Unit(7, task(Single, do="hang"), (0,), 0, 1000), LIMIT_S)
+    )
+    other = asyncio.ensure_future(pool.run(Unit(8, task(Single), (0,), 0, LIMIT_S), LIMIT_S))
+    await asyncio.sleep(0)
+    pool.stop(7)
+    async with asyncio.timeout(LIMIT_S):
+        assert (await other).unit_id == 8
+        await asyncio.wait([stopped])
+    assert stopped.cancelled() and sent == [8]
+    await pool.close()

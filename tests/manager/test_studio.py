@@ -17,7 +17,7 @@ PAGE = str(Path(trinity.manager.__path__[0]) / "config_manager.py")
 
 @pytest.fixture
 def page() -> AppTest:
-    app = AppTest.from_file(PAGE, default_timeout=60)
+    app = AppTest.from_file(PAGE, default_timeout=300)
     app.run()
     assert not app.exception
     return app

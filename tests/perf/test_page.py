@@ -29,7 +29,7 @@ def page(path: Path, steps: int = 2, **changes: Any) -> AppTest:
         }
         report.listen("explorer", step, figures)
     report.write(path)
-    shown = AppTest.from_function(draw, args=(str(path),), default_timeout=60).run()
+    shown = AppTest.from_function(draw, args=(str(path),), default_timeout=300).run()
     assert not shown.exception
     return shown
 

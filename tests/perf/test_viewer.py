@@ -49,7 +49,7 @@ def url(tmp_path: Path) -> str:
 
 
 def page(url: str, table: str = "b") -> AppTest:
-    shown = AppTest.from_function(draw, args=(url, table), default_timeout=60).run()
+    shown = AppTest.from_function(draw, args=(url, table), default_timeout=300).run()
     assert not shown.exception
     return shown
 
@@ -96,7 +96,7 @@ def draw_table(url: str, table: str, schema: str = "") -> None:
 
 
 def table_page(*args: str) -> AppTest:
-    shown = AppTest.from_function(draw_table, args=args, default_timeout=60).run()
+    shown = AppTest.from_function(draw_table, args=args, default_timeout=300).run()
     assert not shown.exception
     return shown
 

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -108,7 +109,10 @@ def test_the_trainer_keeps_no_buffers_for_engines_that_were_started_again(channe
         ):
             [(_, found)] = fetch(meeting, ends_at, group, engine)
             assert is_same(found, sent)
-    gc.collect()
+    deadline = time.monotonic() + 60
+    while len(ends) > 2 and time.monotonic() < deadline:  # a thread of the trainer lets them go
+        gc.collect()
+        time.sleep(0.01)
     assert len(ends) == 2
 
 
@@ -125,7 +129,7 @@ def test_a_wrong_bit_on_the_way_is_noticed(channel, tmp_path):
 
 
 def test_an_engine_that_asks_and_dies_keeps_nobody_waiting():
-    channel = NCCLChannel(2, is_live=True, timeout_s=5, bucket_bytes=1000)
+    channel = NCCLChannel(2, is_live=True, timeout_s=15, bucket_bytes=1000)
     sent = weights(1)
     ticket = channel.send(1, sent.items())
     ask(ticket.payload, "dead", 1)

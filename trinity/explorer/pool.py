@@ -163,7 +163,17 @@ class RunnerPool:
             return
         for host in self._all:
             if unit_id in host.aboard:
-                self._spawn(self._tell_to_stop(host, unit_id))
+                self._stop_aboard(host, unit_id)
+
+    def _stop_aboard(self, host: _Host, unit_id: int) -> None:
+        kept = [unit for unit in host.outbox if unit.unit_id != unit_id]
+        if len(kept) == len(host.outbox):
+            self._spawn(self._tell_to_stop(host, unit_id))
+            return
+        host.outbox = kept  # its runner has not heard of it
+        if ticket := self._take_off(host, unit_id):
+            ticket.result.cancel()
+        self._place_waiting()
 
     def take_num_lost(self) -> int:
         """Runners lost since the last call."""

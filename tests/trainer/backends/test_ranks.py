@@ -96,7 +96,7 @@ async def test_a_rank_without_rows_takes_part_in_a_loss_of_two_passes(tmp_path, 
     wanted = await single.forward_backward(batch, objective) | await single.optim_step()
     with rank_group(given, 2) as group:
         await group.prepare()
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(400):
             found = await group.forward_backward(batch, objective) | await group.optim_step()
     assert_same([found], [wanted], 5e-6)
 
