@@ -1,6 +1,7 @@
 """Settings of all tests: their order, and threads that sleep while they wait, to share cores."""
 
 import os
+import random
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,6 +29,16 @@ with suppress(ImportError):  # not in each environment
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow ones first: at the end no worker waits for a long one of another."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(autouse=True)
+def draws_the_same() -> None:
+    """Numbers that a test draws are the same alone, after others and beside others."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
 
 
 @pytest.fixture(autouse=True)

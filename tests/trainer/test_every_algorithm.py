@@ -146,7 +146,8 @@ async def test_three_steps(tmp_path, name):
         n: m.detach().clone() for n, m in engine._trained("actor").optimizer.weights.masters.items()
     }
     preparation, updater = trainer_parts(config, engine)
-    monitor = TensorboardMonitor("project", "", name, "trainer", tmp_path / "monitor")
+    config.monitor.cache_dir = str(tmp_path / "monitor")
+    monitor = TensorboardMonitor("project", "", name, "trainer", config)
     for step in range(1, STEPS + 1):
         sample, _, _ = await strategy.sample(step)
         metrics: dict[str, float] = {}
