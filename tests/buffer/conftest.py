@@ -1,18 +1,23 @@
 """Databases and experiences for the buffer's tests."""
 
+import contextlib
 import glob
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from tests.ports import free_port
+from trinity.common.schema.database import Database
 
 URL_ENV = "TRINITY_TEST_POSTGRES_URL"  # a server that runs already, as in .ci/run
 _WAIT = ("-w", "-t", "600")  # for its start or end
@@ -92,14 +97,75 @@ def postgres_url(request: pytest.FixtureRequest) -> str:
     return named or request.getfixturevalue("postgres").url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+class MariaServer:
+    """A MariaDB server of our own in a temporary folder, listening on loopback only."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self._folder = folder
+        as_root = ["--user=root"] * (os.getuid() == 0)
+        self._command = [program, "--no-defaults", f"--datadir={folder}/data", *as_root]
+        self._port = free_port()
+        install = ["mariadb-install-db", *self._command[1:]]
+        install.append("--auth-root-authentication-method=normal")
+        subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+
+    @property
+    def url(self) -> str:
+        return f"mysql://root@127.0.0.1:{self._port}/test"
+
+    def start(self) -> None:
+        place = [f"--port={self._port}", "--bind-address=127.0.0.1"]
+        place.append(f"--socket={self._folder}/socket")
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen([*self._command, *place], stderr=log)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self._port)).close()
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"MariaDB does not start: {(self._folder / 'log').read_text()}")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaServer]:
+    pytest.importorskip("pymysql")
+    program = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("MariaDB is not installed (apt-get install mariadb-server)")
+    folder = Path(tempfile.mkdtemp(prefix="trinity_mariadb_"))
+    server = MariaServer(program, folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def server(request: pytest.FixtureRequest) -> PostgresServer | MariaServer:
+    """One of each kind, to be killed."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/test.db"
+    name = f"test_{uuid.uuid4().hex}"
+    if request.param == "mysql":
+        url = request.getfixturevalue("mariadb").url
+        with Database(url) as there:
+            there.run(lambda c: c.execute(text(f"CREATE DATABASE {name} CHARACTER SET latin1")))
+        return f"{url.rpartition('/')[0]}/{name}"
     psycopg = pytest.importorskip("psycopg")
     url = request.getfixturevalue("postgres_url")
-    name = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     return f"{url.rpartition('/')[0]}/{name}"

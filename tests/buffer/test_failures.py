@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.buffer.conftest import PostgresServer
+from tests.buffer.conftest import MariaServer, PostgresServer
 from tests.buffer.samples import experience, tasks_of
 from tests.small_disk import mounted
 from trinity.buffer.storage.journal import Event, JsonlJournal, StorageError
@@ -86,9 +86,11 @@ async def test_a_read_that_cannot_be_noted_takes_nothing(tmp_path: Path):
     await storage.close()
 
 
-async def test_postgresql_restarts_while_two_write_and_two_read(postgres: PostgresServer):
+async def test_a_server_restarts_while_two_write_and_two_read(
+    server: PostgresServer | MariaServer,
+):
     def opened() -> SQLStorage:
-        return SQLStorage("mid_run", postgres.url, max_retry_times=11, retry_interval_s=0.1)
+        return SQLStorage("mid_run", server.url, max_retry_times=11, retry_interval_s=0.1)
 
     async def write(writer: int) -> None:
         storage = opened()
@@ -111,8 +113,8 @@ async def test_postgresql_restarts_while_two_write_and_two_read(postgres: Postgr
     async def restart() -> None:
         for _ in range(3):
             await asyncio.sleep(0.2)
-            await asyncio.to_thread(postgres.stop)
-            await asyncio.to_thread(postgres.start)
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
 
     keeper = opened()
     await keeper.prepare()

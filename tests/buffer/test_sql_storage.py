@@ -2,17 +2,22 @@ import asyncio
 import multiprocessing
 import os
 import sqlite3
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
-from tests.buffer.conftest import PostgresServer
+from tests.buffer.conftest import MariaServer, PostgresServer
 from tests.buffer.samples import experience, group, tasks_of
 from trinity.buffer.rows import DataError
 from trinity.buffer.rows.sql import SQLTaskRows, write_tasks
 from trinity.buffer.storage.sql import SQLStorage
-from trinity.common.errors import DeadlineError
+from trinity.common.errors import DeadlineError, MissingExtraError
 from trinity.common.schema.database import Database, DatabaseProblem
+from trinity.common.schema.sql_schema import buffer_tables
+from trinity.common.schema.tables import Filters
 
 ROWS_ENV = "TRINITY_TEST_SQL_ROWS"  # 50000 for the full trial, about a minute each
 
@@ -58,8 +63,6 @@ async def test_old_rows_are_left_and_edited_rewards_count(database: str):
     storage = await opened(database)
     await storage.put([experience(v, version=v) for v in range(4)])
     inner = storage._database
-    from sqlalchemy import text
-
     inner.run(lambda c: c.execute(text("UPDATE b SET reward = 7 WHERE model_version = 3")) and None)
     found = await storage.get(2, 1, min_model_version=2)
     assert [(e.info["model_version"], e.reward) for e in found] == [(3, 7.0), (2, 1.0)]
@@ -109,6 +112,45 @@ async def test_a_cancelled_read_takes_nothing(database: str):
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert len(await storage.get(2, 1)) == 2
+
+
+async def test_all_kinds_keep_size_digits_and_letters(database: str):
+    storage = await opened(database)
+    large = experience(0, reward=0.1)
+    large.info["note"] = "é🙂" * 40_000  # above what MySQL's own blob holds
+    large.eid.task, other = "Task", experience(1, reward=-1e-9)
+    other.eid.task = "task"
+    await storage.put([large, other])
+    second, first = await storage.get(2, 1)
+    assert (first.reward, second.reward) == (0.1, -1e-9)
+    assert first.info["note"] == large.info["note"]
+    tables = storage._tables.tables
+    found = storage._database.read(lambda c: tables.query(c, 0, 9, Filters(task_id="Task")))
+    assert [row.experience.eid.task for row in found] == ["Task"]
+
+
+async def test_rows_get_their_ids_where_a_database_returns_none_of_many(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As MySQL 8, beside MariaDB."""
+    storage = await opened(database)
+    engine = storage._database._engine
+    monkeypatch.setattr(engine.dialect, "insert_returning", False)
+    await storage.put(group(3))
+    assert tasks_of(await storage.get(3, 1)) == [2, 1, 0]
+
+
+def test_many_processes_make_their_tables_at_once(database: str):
+    with ThreadPoolExecutor(8) as pool:
+        made = [pool.submit(_make_tables, database, f"t{number % 3}") for number in range(8)]
+    assert [future.result() for future in made] == [None] * 8
+    with Database(database) as there:
+        assert {"t0", "t1", "t2"} <= set(there.table_names())
+
+
+def _make_tables(url: str, name: str) -> None:
+    with Database(url) as there:
+        there.create(*buffer_tables(name))
 
 
 async def test_too_large_experiences_are_counted(database: str, monkeypatch: pytest.MonkeyPatch):
@@ -176,14 +218,14 @@ def test_four_processes_write_while_two_read(database: str):
     play_processes(database, per_writer=int(os.environ.get(ROWS_ENV, 2000)) // 4)
 
 
-async def test_a_restart_of_postgresql_loses_nothing(postgres: PostgresServer):
-    storage = SQLStorage("restarted", postgres.url, max_retry_times=10, retry_interval_s=0.2)
+async def test_a_restart_of_the_server_loses_nothing(server: PostgresServer | MariaServer):
+    storage = SQLStorage("restarted", server.url, max_retry_times=10, retry_interval_s=0.2)
     await storage.prepare()
     await storage.put(group(2, batch=1))
-    postgres.stop()
+    server.stop()
     writing = asyncio.create_task(storage.put(group(2, batch=2)))
     await asyncio.sleep(0.3)
-    await asyncio.to_thread(postgres.start)
+    await asyncio.to_thread(server.start)
     await writing
     assert sorted(tasks_of(await storage.get(4, 5))) == [0, 0, 1, 1]
     await storage.close()
@@ -196,13 +238,14 @@ def test_a_foreign_file_is_named(tmp_path: Path):
         Database(str(path)).open()
 
 
-def test_a_foreign_table_is_named(tmp_path: Path):
-    path = tmp_path / "x.db"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE b (name TEXT)")
-    connection.close()
-    with pytest.raises(DatabaseProblem, match="not one of trinity's"):
-        asyncio.run(opened(str(path)))
+def test_a_foreign_table_is_named(database: str):
+    with Database(database) as there:
+        there.run(lambda c: c.execute(text("CREATE TABLE b (name TEXT)")) and None)
+    with Database(database) as there:
+        for _ in range(2):  # what is locked while tables are made is free again
+            with pytest.raises(DatabaseProblem, match="not one of trinity's"):
+                there.create(*buffer_tables("b"))
+    _make_tables(database, "c")
 
 
 async def test_a_locked_database_is_waited_for_and_then_named(tmp_path: Path):
@@ -230,9 +273,14 @@ async def test_a_full_disk_keeps_nothing_of_the_write(tmp_path: Path):
     assert await storage.size() == 1
 
 
-def test_no_such_driver_or_address_is_named():
-    with pytest.raises(DatabaseProblem, match="no address of a database"):
-        Database("nosuch://x").open()
+def test_no_such_driver_or_address_is_named(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(
+        DatabaseProblem, match=r"'nosuch://me:\*\*\*@x' is no address of a database"
+    ):
+        Database("nosuch://me:word@x").open()
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    with pytest.raises(MissingExtraError, match=r"trinity-rft\[mysql\]"):
+        Database("mysql://root@127.0.0.1/x").open()
 
 
 def test_tasks_in_a_table(database: str):

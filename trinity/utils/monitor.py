@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity.utils.registry import Registry
+from trinity.utils.words import without_password
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,7 +24,6 @@ _MLFLOW_PARAM_LENGTH = 6000
 _MLFLOW_WORDS = {"@": "_at_", "<": "lt_", ">": "gt_"}
 _NO_MLFLOW_LETTER = re.compile(r"[^\w/.\- ]")
 _SECRET_NAME = re.compile(r"(^|[._])(api_?key|password|secret|access_token|auth_token)$", re.I)
-_PASSWORD_IN_URL = re.compile(r"(://[^/:@\s]*):[^/@\s]+@")
 
 MONITOR: "Registry[type[Monitor]]" = Registry(
     "monitor",
@@ -102,7 +102,7 @@ def hyperparameters(config: RunConfig) -> dict[str, Any]:
 def _shown(key: str, value: Any) -> Any:
     if _SECRET_NAME.search(key):
         return "***"
-    return _PASSWORD_IN_URL.sub(r"\1:***@", value) if isinstance(value, str) else value
+    return without_password(value) if isinstance(value, str) else value
 
 
 def _missing(module: str, extra: str) -> str | None:

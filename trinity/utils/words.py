@@ -1,4 +1,4 @@
-"""Numbers in sentences."""
+"""Numbers and addresses in sentences."""
 
 from typing import NamedTuple
 
@@ -31,3 +31,13 @@ def counted(number: float, noun: str) -> str:
 def every(steps: int) -> str:
     """How often something is done."""
     return "every step" if steps == 1 else f"every {steps} steps"
+
+
+def without_password(address: str) -> str:
+    """``address`` as it may be shown and logged: ``sql://me:***@host/name``."""
+    head, sign, place = address.rpartition("@")
+    scheme, mark, login = head.partition("://")
+    if not (sign and mark) or " " in head:
+        return address
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{mark}{user}{':***' if colon else ''}@{place}"

@@ -1,1 +1,1 @@
-from tests.buffer.conftest import database, postgres, postgres_url  # noqa: F401
+from tests.buffer.conftest import database, mariadb, postgres, postgres_url  # noqa: F401

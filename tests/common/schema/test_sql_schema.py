@@ -8,7 +8,8 @@ import pytest
 from tests.buffer.samples import experience, group
 from trinity.buffer import get_buffer_writer, make_storage
 from trinity.common.config.buffer import ExperienceBufferConfig
-from trinity.common.schema.database import Database, DatabaseProblem, without_password
+from trinity.common.schema.database import Database, DatabaseProblem
+from trinity.utils.words import without_password
 
 # As printed in the FAQ ("What's the purpose of buffer.trainer_input.experience_buffer.path?")
 FAQ_SCRIPT = """
@@ -72,11 +73,12 @@ def test_one_query_covers_all_buffers_of_a_database(database: str):
     from sqlalchemy import create_engine
     from sqlalchemy.orm import Session
 
+    from trinity.common.schema.database import database_url
     from trinity.common.schema.sql_schema import ExperienceModel
 
     write(database, "sql", "first", 2)
     write(database, "queue", "second", 3)
-    with Session(create_engine(database)) as session:
+    with Session(create_engine(database_url(database))) as session:
         rows = session.query(ExperienceModel).order_by("buffer", "id").all()
         assert [row.buffer for row in rows] == ["first"] * 2 + ["second"] * 3
         found = rows[0].to_experience()

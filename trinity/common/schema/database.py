@@ -1,7 +1,8 @@
 """A database that is waited for: addresses, transactions with retries, views, clear errors."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -12,26 +13,26 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, NoSuchModul
 
 from trinity.common.errors import MissingExtraError, TrinityError
 from trinity.common.schema.sql_schema import EXPERIENCE_VIEW, ROW_COLUMNS, TASK_VIEW
+from trinity.utils.words import without_password
 
 T = TypeVar("T")
 
 _SCHEMA_LOCK = 0x7472696E  # any number; all processes of trinity take the same
 _READS, _WRITES = {"only_reads": True}, {"only_reads": False}
-_NO_RETRY = ("disk is full", "not a database", "malformed", "readonly", "unable to open")
+_MYSQL = ("mysql", "mariadb")
+_LOCK_S = 600.0  # to wait for another process that makes its tables
+_NO_RETRY = (
+    "disk is full",
+    "not a database",
+    "malformed",
+    "readonly",
+    "unable to open",
+    "max_allowed_packet",
+)
 
 
 class DatabaseProblem(TrinityError):
     """A database can't be used: not there, foreign, damaged, locked for too long, or full."""
-
-
-def without_password(path: str) -> str:
-    """An address as it may be shown and logged."""
-    head, sign, place = path.rpartition("@")
-    scheme, mark, login = head.partition("://")
-    if not (sign and mark):
-        return path
-    user, colon, _ = login.partition(":")
-    return f"{scheme}{mark}{user}{':***' if colon else ''}@{place}"
 
 
 def database_url(path: str) -> str:
@@ -41,6 +42,8 @@ def database_url(path: str) -> str:
     scheme, _, rest = path.partition("://")
     if scheme in ("postgres", "postgresql") and find_spec("psycopg2") is None:
         scheme = "postgresql+psycopg"  # the default of SQLAlchemy below 2.1 is psycopg2
+    if scheme in ("mysql", "mariadb"):
+        scheme += "+pymysql"
     return f"{scheme}://{rest}"
 
 
@@ -50,7 +53,8 @@ class Database:
     Transactions that fail for want of a connection or of a lock are tried again, whole.
 
     Args:
-        path: Address (`sqlite:///file.db`, `postgresql://...`), or the path of a SQLite file.
+        path: Address (`sqlite:///file.db`, `postgresql://...`, `mysql://...`), or the path of a
+            SQLite file.
         max_retry_times: Further attempts.
         retry_interval_s: Seconds before the first of them; doubled each time.
         busy_timeout_s: Seconds SQLite waits for a lock within one attempt.
@@ -143,13 +147,12 @@ class Database:
         """Create tables that are missing, and refresh the views over all of them."""
 
         def work(connection: Connection) -> None:
-            if not self.is_sqlite:
-                connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
-            for table in tables:
-                table.create(connection, checkfirst=True)
-            for table in tables:
-                self._check_columns(connection, table)
-            _refresh_views(connection)
+            with _locked_schema(connection):
+                for table in tables:
+                    self._check_columns(connection, table)
+                for table in tables:
+                    table.create(connection, checkfirst=True)
+                _refresh_views(connection)
 
         self.run(work)
 
@@ -168,7 +171,10 @@ class Database:
         return self.read(lambda connection: sorted(inspect(connection).get_table_names()))
 
     def _check_columns(self, connection: Connection, table: Table) -> None:
-        there = {column["name"] for column in inspect(connection).get_columns(table.name)}
+        inspector = inspect(connection)
+        if not inspector.has_table(table.name):
+            return
+        there = {column["name"] for column in inspector.get_columns(table.name)}
         missing = [column.name for column in table.columns if column.name not in there]
         if missing:
             raise DatabaseProblem(
@@ -181,14 +187,16 @@ class Database:
             url = make_url(database_url(self.path))
             if url.get_backend_name() == "sqlite":
                 return self._sqlite(url)
-            return create_engine(url, pool_pre_ping=True)
+            # MySQL's own level would have those who write wait for those who read.
+            return create_engine(url, pool_pre_ping=True, isolation_level="READ COMMITTED")
         except ModuleNotFoundError as error:
             package = error.name or "a driver"
-            raise MissingExtraError(package, "postgresql", f"The database {self._shown}") from None
+            extra = "mysql" if url.get_backend_name() in _MYSQL else "postgresql"
+            raise MissingExtraError(package, extra, f"The database {self._shown}") from None
         except (ArgumentError, NoSuchModuleError) as error:
             raise DatabaseProblem(
-                f"{self._shown!r} is no address of a database ({error}). Write "
-                "sqlite:///file.db or postgresql://user@host/name."
+                f"{self._shown!r} is no address of a database ({error}). Write sqlite:///file.db, "
+                "postgresql://user@host/name or mysql://user@host/name."
             ) from None
 
     def _sqlite(self, url: Any) -> Engine:
@@ -224,11 +232,31 @@ class Database:
             "disk is full": "Make room on the disk; nothing of this write was kept.",
             "unable to open": "Is the folder there, and may you write to it?",
             "readonly": "You may not write to it.",
+            "max_allowed_packet": "Raise max_allowed_packet of the server, or leave out what is "
+            "larger (TRINITY_MAX_EXP_SIZE, in bytes).",
         }
         hints = [hint for mark, hint in advice.items() if mark in cause]
         return DatabaseProblem(
             f"The database {self._shown} can't be used: {cause}. {' '.join(hints)}"
         )
+
+
+@contextmanager
+def _locked_schema(connection: Connection) -> Iterator[None]:
+    """One process at a time makes tables and views, whatever the database does by itself."""
+    kind = connection.dialect.name
+    if kind == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
+    if kind not in _MYSQL:  # SQLite's transactions wait for each other
+        yield
+        return
+    connection.execute(text(f"SELECT GET_LOCK('{_SCHEMA_LOCK}', {_LOCK_S})"))
+    try:
+        yield
+    except BaseException:
+        connection.invalidate()  # the lock goes with it
+        raise
+    connection.execute(text(f"SELECT RELEASE_LOCK('{_SCHEMA_LOCK}')"))
 
 
 def _is_passing(error: DBAPIError) -> bool:

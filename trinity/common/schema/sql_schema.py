@@ -13,6 +13,7 @@ from sqlalchemy import (
     JSON,
     Column,
     DateTime,
+    Double,
     Float,
     Index,
     Integer,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     Text,
     func,
 )
+from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from trinity.common.experience import Experience
@@ -39,6 +41,16 @@ ROW_COLUMNS = (
     "reward",
     "consumed",
 )
+# As large and as exact as elsewhere: MySQL's own are of 64 KiB, and of 32 bits.
+_Blob = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+_LongText = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+_Number = Float().with_variant(Double(), "mysql", "mariadb")
+_EXACT_TEXT: dict[str, Any] = {  # upper and lower case are not the same
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": "utf8mb4_bin",
+}
 WITHDRAWN = -1
 """`consumed` of a row that a resume took back: it is never read."""
 
@@ -112,15 +124,16 @@ def buffer_tables(name: str) -> BufferTables:
         Column("run_id", Integer, index=True),
         Column("msg_id", String(64), index=True),
         Column("model_version", Integer, index=True),
-        Column("reward", Float, index=True),
+        Column("reward", _Number, index=True),
         Column("consumed", Integer, nullable=False, server_default="0"),
         Index(f"ix_{name}_order", "consumed", "id"),
+        **_EXACT_TEXT,
     )
     blobs = Table(
         f"{name}_blob",
         metadata,
         Column("id", Integer, primary_key=True, autoincrement=False),
-        Column("experience_bytes", LargeBinary, nullable=False),
+        Column("experience_bytes", _Blob, nullable=False),
     )
     ledger = Table(
         f"{name}_ledger",
@@ -130,11 +143,12 @@ def buffer_tables(name: str) -> BufferTables:
         Column("run", String(256), nullable=False, index=True),
         Column("kind", String(16), nullable=False, index=True),
         Column("number", Integer, nullable=False),
-        Column("ids", Text, nullable=False),
+        Column("ids", _LongText, nullable=False),
         Column("writes", Integer),
         Column("reads", Integer),
         Column("reason", String(256), nullable=False, server_default=""),
         Column("timestamp", DateTime, server_default=func.now()),
+        **_EXACT_TEXT,
     )
     return BufferTables(rows, blobs, ledger)
 
@@ -147,6 +161,7 @@ def task_table(name: str) -> Table:
         MetaData(),
         Column("id", Integer, primary_key=True, autoincrement=True),
         Column("raw_task", JSON, nullable=False),
+        **_EXACT_TEXT,
     )
 
 

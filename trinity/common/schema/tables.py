@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, func, insert, select, update
+from sqlalchemy import Connection, Select, Table, func, insert, select, update
 
 from trinity.common.experience import Experience
 from trinity.common.schema.sql_schema import (
@@ -56,8 +56,7 @@ class ExperienceTables:
     def insert(self, connection: Connection, experiences: Sequence[Experience]) -> list[int]:
         """Add experiences; their rows, in the same order."""
         rows, blobs, _ = self.tables
-        statement = insert(rows).returning(rows.c.id, sort_by_parameter_order=True)
-        ids = list(connection.scalars(statement, [row_of_experience(e) for e in experiences]))
+        ids = _inserted(connection, rows, [row_of_experience(e) for e in experiences])
         values = [
             {"id": row, "experience_bytes": e.serialize()}
             for row, e in zip(ids, experiences, strict=True)
@@ -234,6 +233,15 @@ class TaskTable:
     def append(self, connection: Connection, tasks: Sequence[Mapping[str, Any]]) -> None:
         """Add tasks."""
         connection.execute(insert(self.table), [{"raw_task": dict(task)} for task in tasks])
+
+
+def _inserted(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Ids of new rows, in their order."""
+    if connection.dialect.insert_returning:
+        statement = insert(table).returning(table.c.id, sort_by_parameter_order=True)
+        return list(connection.scalars(statement, rows))
+    found = (connection.execute(insert(table), row).inserted_primary_key for row in rows)
+    return [key[0] for key in found if key is not None]
 
 
 def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
