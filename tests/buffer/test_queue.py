@@ -371,6 +371,41 @@ async def test_a_paced_reader_gets_what_a_checkpoint_had_unread(is_replayed: boo
     assert {e.eid.batch for e in await asyncio.wait_for(reading, 60)} == {3}
 
 
+@pytest.mark.parametrize("cooldown_s", [0.0, 0.05])
+async def test_a_reader_without_a_pace_waits_no_longer_than_the_cool_down(cooldown_s: float):
+    storage = await queue(replay=replaying(cooldown_s))
+    await storage.put(group(4))
+    for _ in range(2):
+        assert len(await asyncio.wait_for(storage.get(4, 600), 60) or []) == 4
+
+
+@pytest.mark.parametrize("is_other_run", [True, False])
+async def test_a_paced_reader_that_goes_back_gets_each_unread_one_once(
+    tmp_path: Path, is_other_run: bool
+):
+    """A trainer's command that is started anew, on the queue of an explorer that goes on."""
+    settings = {"replay": replaying(0.0), "is_paced": True}
+    storage = await queue(tmp_path, **settings)
+    await storage.acquire()
+    await storage.put(group(4, batch=1))
+    await storage.get(4, 60, step=1)
+    then = storage.read_position()
+    for batch in (2, 3):
+        await storage.put(group(4, batch=batch))
+    await storage.get(4, 60, step=2)
+    if is_other_run:  # the explorer's is new as well, and has written before the trainer came
+        storage = await queue(tmp_path, **settings)
+        await storage.acquire()
+        await storage.put(group(4, batch=4))
+    await storage.rewind(then)
+    unread = [2, 3, 4] if is_other_run else [2, 3]
+    found = [await storage.get(4, 60, step=step) for step in range(2, 2 + len(unread))]
+    assert sorted(e.eid.batch for batch in found for e in batch) == sorted(unread * 4)
+    reading = asyncio.create_task(storage.get(4, 600, step=9))
+    await storage.put(group(4, batch=9))
+    assert {e.eid.batch for e in await asyncio.wait_for(reading, 60)} == {9}
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "sql"])
 async def test_a_command_that_ends_leaves_the_queue_to_the_other_one(kind: str, tmp_path: Path):
     """Explorer and trainer of two commands each prepare it, and close it at their own end."""

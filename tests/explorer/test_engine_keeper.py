@@ -129,6 +129,33 @@ async def test_an_engine_without_lives_ends_the_work():
         await keeper(engine).watching(work())
 
 
+async def test_a_connection_that_a_living_engine_lost_is_an_error():
+    """As to a trainer that is gone: to ask again and again would never end."""
+
+    class Alone(MortalEngine):
+        async def load_weights(self, ticket: WeightTicket) -> str:
+            await super().load_weights(ticket)
+            raise ConnectionRefusedError("the sender is gone")
+
+    engine = Alone()
+    with pytest.raises(ConnectionRefusedError, match="the sender is gone"):
+        await asyncio.wait_for(keeper(engine).load(ticket(1)), 60)
+    assert engine.calls == ["load 1"]
+
+
+async def test_an_engine_that_did_not_answer_for_a_moment_is_asked_again():
+    class Away(MortalEngine):
+        async def load_weights(self, ticket: WeightTicket) -> str:
+            digest = await super().load_weights(ticket)
+            if self.calls == ["load 1"]:
+                raise ProcessRestarted("unavailable")
+            return digest
+
+    engine = Away()
+    assert await keeper(engine).load(ticket(1)) == ["digest 1"]
+    assert engine.calls == ["load 1", "load 1"]
+
+
 async def test_errors_and_results_of_the_work_pass():
     async def fails() -> None:
         raise ValueError("of the work")

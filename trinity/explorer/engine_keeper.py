@@ -56,6 +56,7 @@ class EngineKeeper:
         self._without_weights: set[int] = set()
         self._reloaded: dict[int, tuple[WeightTicket, str]] = {}  # in a restart, and what came
         self._tokens = [0.0] * len(self._all)
+        self._num_lives = [1] * len(self._all)
 
     @property
     def num_tokens(self) -> int:
@@ -113,13 +114,21 @@ class EngineKeeper:
             await self._asked(place, lambda engine: cast(SleepingEngine, engine).wake())
 
     async def _asked(self, place: int, ask: Callable[[InferenceEngine], Awaitable[T]]) -> T:
-        """What an engine answers; one that dies over it is brought back and asked again."""
+        """What an engine answers; one that dies over it is brought back and asked again.
+
+        Raises:
+            ConnectionError: It has no more lives; or it lives, and has lost somebody else.
+        """
         while True:
+            num_lives = self._num_lives[place]
             try:
                 async with self._locks[place]:
                     return await ask(self._engines[place])
             except ConnectionError as error:
                 await self._bring_back(place, error)
+                is_own = getattr(error, "comes_back", False)
+                if not is_own and self._num_lives[place] == num_lives:
+                    raise
 
     async def _watch(self, place: int) -> None:
         while True:
@@ -165,6 +174,7 @@ class EngineKeeper:
         elif place < len(self._engines) and self._ticket is not None:
             await self._load_again(place, engine, self._ticket)
         await actor.reopen(self._all[place])
+        self._num_lives[place] += 1
 
     async def _load_again(self, place: int, engine: InferenceEngine, ticket: WeightTicket) -> None:
         """Give an engine the weights of the others; newer ones where those are gone."""

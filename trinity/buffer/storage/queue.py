@@ -75,7 +75,7 @@ class QueueStorage(Storage):
         self._flushed_until = -1
         self._writes = self._reads = self._next_id = 0
         self._counts = {"written": 0, "read": 0, "dropped": 0}
-        self._num_restored = 0  # that nobody had read yet
+        self._num_restored = 0  # that may be read besides what is counted as written
         self._last_put = time.monotonic()
 
     def _new_order(self) -> Order:
@@ -320,8 +320,12 @@ class QueueStorage(Storage):
             self._recover(self._journal, state.get("writes"), state.get("reads"))
         else:
             self._restore(state)
-        waiting = [e for experiences in self._waiting() for e in experiences]
-        self._num_restored = sum(not uses_of(e) for e in waiting)
+        self._count_restored()
+
+    def _count_restored(self) -> None:
+        """Have paced readers get what waits unread, whoever wrote it and when."""
+        unread = sum(not uses_of(e) for experiences in self._waiting() for e in experiences)
+        self._num_restored = unread + self._counts["read"] - self._counts["written"]
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         if "unread" not in state:
@@ -359,6 +363,7 @@ class QueueStorage(Storage):
                 ids = await self._append(self._writes + 1, experiences)
                 self._writes += 1
                 self._enter(Item(ids, experiences))
+            self._count_restored()
             self._changed.notify_all()
 
     def _recover(self, journal: Journal, writes: int | None, reads: int | None) -> None:

@@ -216,6 +216,7 @@ async def test_a_gradient_that_is_not_finite_changes_nothing(service):
         torch.testing.assert_close(value, before[name], atol=0, rtol=0)
     await engine.forward_backward(batch, PPO)
     assert "actor/skipped_updates" not in await engine.optim_step()
+    assert (await engine.health())["optimizer_steps"] == 2
     await engine.close()
 
 

@@ -122,6 +122,7 @@ class TinkerTrainEngine:
         """
         given = self._settings.optimizer
         lr = given.lr * given.schedule.factor(self._num_steps)
+        self._num_steps += 1  # also of one that is left out: the rate follows the trainer's steps
         if not self._is_finite:
             self._is_finite = True
             return {f"{which}/lr": lr, f"{which}/skipped_updates": 1.0}
@@ -138,7 +139,6 @@ class TinkerTrainEngine:
         for under_way in passes:
             await self._service.answer(under_way, "a training pass")
         found: OptimStepResponse = await self._service.answer(request, "an optimizer step")
-        self._num_steps += 1
         metrics = {name.partition(":")[0]: value for name, value in (found.metrics or {}).items()}
         return {f"{which}/{name}": value for name, value in {**metrics, "lr": lr}.items()}
 
