@@ -99,6 +99,36 @@ def test_one_failure_is_told_and_the_others_go_on(tmp_path):
     assert "--step is 'last'" in words.output
 
 
+def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path, monkeypatch):
+    for step in (20, 3, 100):
+        layout.step_folder(tmp_path, step).mkdir()
+    (tmp_path / "global_step_4").touch()
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, Path(".")):
+        assert find_step_folders(path) == [layout.step_folder(tmp_path, n) for n in (3, 20, 100)]
+
+
+def test_what_a_checkpoint_lacks_is_named(tmp_path):
+    folder = layout.step_folder(tmp_path, 1)
+    folder.mkdir()
+    assert convert(folder).message == "global_step_1 has no folder actor."
+    (folder / "actor").mkdir()
+    outcome = convert(folder, tmp_path / "nowhere")
+    assert outcome.status == "failed" and "nowhere, which has no config.json" in outcome.message
+
+
+def test_a_config_that_is_there_is_not_that_of_the_base(tmp_path):
+    """Nor its tokenizer: training may have changed both."""
+    actor, base, _ = of_adapter(tmp_path, "whole")
+    (base / "tokenizer.json").write_text("of the base")
+    (actor / "huggingface").mkdir()
+    (actor / "huggingface" / "config.json").write_text(json.dumps({"dtype": "float32"}))
+    assert convert(actor.parent, base, merges=True).status == "converted"
+    found = load_file(actor / "huggingface" / "model.safetensors")
+    assert {weight.dtype for weight in found.values()} == {torch.float32}
+    assert (actor / "huggingface" / "tokenizer.json").read_text() == "of the base"
+
+
 def test_no_checkpoint_at_all(tmp_path):
     assert find_step_folders(tmp_path) == []
     assert CliRunner().invoke(app, ["convert", "-c", str(tmp_path)]).exit_code == 1
@@ -327,6 +357,26 @@ def test_damaged_files_are_told_and_the_others_go_on(tmp_path, damaged):
     actor = damaged(tmp_path)
     outcome = convert(actor.parent, tmp_path / "base", merges=True)
     assert outcome.status == "failed" and outcome.message
+
+
+@pytest.mark.parametrize("name", ["decoder.rotary", "decoder.layers.mlp.router.weight"])
+def test_what_is_not_of_the_llama_family_is_named(tmp_path, name):
+    dcp.save({name: torch.ones(2, 2)}, checkpoint_id=str(tmp_path / "dist_ckpt"), no_dist=True)
+    with pytest.raises(ValueError, match=f"holds '{name.removeprefix('decoder.layers.')}', which"):
+        load_dist_checkpoint(tmp_path / "dist_ckpt", {})
+
+
+def test_layers_that_are_not_stacked_are_read_too(tmp_path):
+    """With as many key heads as there are heads, where the config names none."""
+    parts = torch.arange(2 * 3 * 2 * 4.0).view(2, 3, 2, 4)  # heads, (query, key, value), size
+    name = "model.decoder.layers.7.self_attention.linear_qkv.weight"
+    weights = {name: parts.reshape(-1, 4), "optimizer.state": torch.ones(1)}
+    dcp.save(weights, checkpoint_id=str(tmp_path / "dist_ckpt"), no_dist=True)
+    found = load_dist_checkpoint(tmp_path / "dist_ckpt", {"num_attention_heads": 2})
+    assert found.keys() == {f"model.layers.7.self_attn.{letter}_proj.weight" for letter in "qkv"}
+    for place, letter in enumerate("qkv"):
+        whole = found[f"model.layers.7.self_attn.{letter}_proj.weight"]
+        assert torch.equal(whole, parts[:, place].reshape(4, 4))
 
 
 class Evil:

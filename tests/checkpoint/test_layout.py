@@ -70,6 +70,45 @@ def test_a_save_killed_before_its_last_rename_is_ended(tmp_path, monkeypatch, wa
     assert [path.name for path in tmp_path.iterdir()] == ["global_step_7"]
 
 
+def test_nothing_of_a_save_that_broke_off_gets_into_the_next_one(tmp_path):
+    folder = tmp_path / "deep" / "global_step_7"
+    (atomic.begin_folder(folder) / "torn").write_text("half")
+    with pytest.raises(KeyError), atomic.writing_folder(folder) as aside:
+        (aside / "more").write_text("half")
+        raise KeyError
+    assert list(folder.parent.iterdir()) == []
+    for text in ("first", "second"):
+        with atomic.writing_folder(folder) as aside:
+            (aside / text).write_text(text)
+        assert sorted(p.name for p in folder.iterdir()) == [atomic.MARKER, text]
+    assert list(folder.parent.iterdir()) == [folder]
+    atomic.begin_folder(folder)
+    for _ in range(2):
+        atomic.abandon_folder(folder)
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_text_that_can_not_be_put_in_place_leaves_nothing(tmp_path):
+    atomic.write_text(tmp_path / "a" / "b" / "text", "old")
+    atomic.write_text(tmp_path / "a" / "b" / "text", "new")
+    assert (tmp_path / "a" / "b" / "text").read_text() == "new"
+    with pytest.raises(IsADirectoryError):
+        atomic.write_text(tmp_path / "a" / "b", "text")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def test_only_folders_by_the_name_of_a_step_are_checkpoints(tmp_path):
+    for name in ("global_step_x", "global_step_3.bak", "global_step_20", "global_step_3"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "global_step_9").touch()
+    assert [path.name for path in layout.checkpoints(tmp_path)] == [
+        "global_step_3",
+        "global_step_20",
+    ]
+    with pytest.raises(ValueError, match="global_step_x is not a checkpoint folder"):
+        layout.step_of(tmp_path / "global_step_x")
+
+
 def test_no_checkpoint_at_all(tmp_path):
     assert layout.find_latest(tmp_path) == layout.Found(None, {})
 
@@ -103,6 +142,9 @@ def test_pointers_and_metas(tmp_path):
     assert layout.read_meta(tmp_path, "trainer") == {"latest_iteration": 7}
     (tmp_path / "trainer_meta.json").write_text("{")
     with pytest.raises(ValueError, match="damaged"):
+        layout.read_meta(tmp_path, "trainer")
+    (tmp_path / "trainer_meta.json").write_text("[]")
+    with pytest.raises(ValueError, match="holds list, not an object"):
         layout.read_meta(tmp_path, "trainer")
 
 
