@@ -15,7 +15,7 @@ from trinity.common.rewards import RewardError
 from trinity.common.workflows import Workflow
 from trinity.explorer import scheduler as scheduler_module
 from trinity.explorer.pool import NoRunners, RunnerPool
-from trinity.explorer.runner import RunnerSettings, WorkflowRunner
+from trinity.explorer.runner import CANCEL_GRACE_S, RunnerSettings, WorkflowRunner
 from trinity.explorer.scheduler import Scheduler, SchedulerSettings
 from trinity.explorer.units import RunResult, Unit, UnitResult
 from trinity.utils.actor import ProcessDied
@@ -590,6 +590,24 @@ async def test_sequential_runs_take_turns(closing):
     assert time.monotonic() - start > 0.4
 
 
+async def test_runs_in_turn_have_the_time_to_end_of_each(closing):
+    """Else a runner whose runs are all late, and long in ending, would seem frozen."""
+    limits = {}
+
+    class Noting(RunnerPool):
+        async def run(self, unit, limit_s, is_suspect=False):
+            limits[is_sequential] = limit_s
+            return await super().run(unit, limit_s, is_suspect)
+
+    for is_sequential in (False, True):
+        pool = Noting(lambda i, g: WorkflowRunner(i, EchoModel()), 1, 1)
+        settings = SchedulerSettings(max_timeout_s=60, is_sequential=is_sequential)
+        scheduler = closing(Scheduler(pool, settings))
+        await scheduler.prepare()
+        await collect(scheduler, [task(Single, repeat_times=8)])
+    assert limits == {False: 60 + CANCEL_GRACE_S, True: 8 * (60 + CANCEL_GRACE_S)}
+
+
 async def test_the_log_of_the_explorer_tells_each_attempt_that_failed(closing, caplog):
     pool = RunnerPool(
         lambda i, g: WorkflowRunner(i, EchoModel()), 1, 4, logger=logging.getLogger("scout")
@@ -739,7 +757,7 @@ async def end_of(workflow, runner, unit_id):
 @pytest.fixture
 def patient(monkeypatch):
     """What is given up has all the time to end."""
-    monkeypatch.setattr("trinity.explorer.runner._CANCEL_GRACE_S", LIMIT_S)
+    monkeypatch.setattr("trinity.explorer.runner.CANCEL_GRACE_S", LIMIT_S)
 
 
 async def test_a_unit_that_is_stopped_twice_has_its_time_to_end(patient):

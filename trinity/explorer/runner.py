@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from trinity.common.models import ModelWrapper
 
 _GATHER_S = 0.002  # results that end together travel together
-_CANCEL_GRACE_S = 1.0
+CANCEL_GRACE_S = 1.0
+"""What a run that is given up may take to end."""
+
 _GIVEN_UP = "given up"
 _OWN_FILES = (__file__, threads.__file__)  # between a workflow and what called it
 _UNBOUNDED = sys.maxsize  # slots bound the runs, and one that waits for a thread looks frozen
@@ -118,7 +120,7 @@ class WorkflowRunner:
         """Give up all that is under way."""
         await self.stop(list(self._under_way))
         if self._under_way:
-            await asyncio.wait(self._under_way.values(), timeout=_CANCEL_GRACE_S)
+            await asyncio.wait(self._under_way.values(), timeout=CANCEL_GRACE_S)
         self._threads.close()
 
     async def run_unit(self, unit: Unit) -> UnitResult:
@@ -256,7 +258,7 @@ class WorkflowRunner:
         task.cancel()
         task.add_done_callback(lambda late: late.cancelled() or late.exception())
         try:
-            await outwait(task, _CANCEL_GRACE_S)
+            await outwait(task, CANCEL_GRACE_S)
         finally:
             self._num_stuck_coroutines += not task.done()
 

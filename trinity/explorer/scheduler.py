@@ -13,6 +13,7 @@ from trinity.common.experience import Experience, deserialize_many
 from trinity.common.rewards import RewardError
 from trinity.common.workflows import Task
 from trinity.explorer.pool import RunnerLost, RunnerPool, UnitOverdue
+from trinity.explorer.runner import CANCEL_GRACE_S
 from trinity.explorer.units import RunResult, Unit, UnitResult, stable_seed
 from trinity.utils.metrics import joined, summarize
 
@@ -256,7 +257,8 @@ class Scheduler:
         timeout_s = self._timeout_s(task.is_eval)
         unit = Unit(next(self._unit_ids), task, runs, seed, timeout_s, attempt)
         state.units.add(unit.unit_id)
-        limit_s = timeout_s * (len(runs) if self._settings.is_sequential else 1)
+        turns = len(runs) if self._settings.is_sequential else 1
+        limit_s = turns * (timeout_s + CANCEL_GRACE_S)
         try:
             result = await self._pool.run(unit, limit_s, is_suspect)
             self._log_failures(unit, result.runs)
