@@ -1,8 +1,13 @@
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto import CONFIG_MAPPING
 
+from tests.trainer.toy import groups
 from trinity.trainer.backends.torch import head
 from trinity.trainer.backends.torch.head import HeadSpec, token_logprobs
+from trinity.trainer.backends.torch.policy import Policy
+from trinity.trainer.batch import TrainBatch
 
 
 def plain(hidden, weight, target, temperature, spec):
@@ -58,3 +63,32 @@ def test_values_and_gradients_equal_full_logits(monkeypatch, chunk, spec):
         torch.testing.assert_close(found[1], wanted[1], atol=2e-6, rtol=1e-5)
     for a, b in zip(found_grad, wanted_grad, strict=True):
         torch.testing.assert_close(a, b, atol=5e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {}),
+        ("granite", {"logits_scaling": 5.0}),
+        ("hyperclovax", {"logits_scaling": 5.0}),
+        ("cohere", {"logit_scale": 3.0}),
+        ("gemma2", {"final_logit_softcapping": 0.3, "head_dim": 8}),
+    ],
+)
+def test_logits_are_scaled_and_bound_as_the_models_own(kind, changes):
+    """Granite divides by ``logits_scaling``, HyperCLOVA X multiplies by it."""
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {kind}")
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 97}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
+    config = CONFIG_MAPPING[kind](**shape, **heads, initializer_range=0.5, **changes)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    [row, *_] = groups(1, 1)
+    batch = TrainBatch.from_experiences([row])
+    with torch.no_grad():
+        logits = model(row.tokens[None]).logits[0, row.prompt_length - 1 : -1]
+        found = Policy(model).token_outputs(batch).by_row(batch)["logprob"][0]
+    target = row.tokens[row.prompt_length :, None]
+    wanted = logits.log_softmax(-1).gather(1, target).squeeze(1)
+    torch.testing.assert_close(found[: len(wanted)], wanted, atol=2e-4, rtol=1e-4)

@@ -75,12 +75,15 @@ class Policy(PackedModel):
         return torch.where(own > 0, own, default)
 
 
+_MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+
+
 def _logit_rule(model: PreTrainedModel) -> tuple[float, float | None]:
     """Divisor and bound of the logits, by the config's own names."""
     config = model.config.get_text_config()
-    scale = 1.0
-    if getattr(config, "logits_scaling", None):
-        scale = float(config.logits_scaling)
-    if getattr(config, "logit_scale", None):
-        scale = 1 / float(config.logit_scale)
-    return scale, getattr(config, "final_logit_softcapping", None)
+    divisor = float(getattr(config, "logits_scaling", None) or 1.0)
+    if config.model_type.startswith("hyperclovax"):  # by that name others divide
+        divisor = 1 / divisor
+    for name in _MULTIPLIERS:
+        divisor /= float(getattr(config, name, None) or 1.0)
+    return divisor, getattr(config, "final_logit_softcapping", None)
