@@ -1,7 +1,10 @@
 """The rollout loop against hand-written collaborators: order of events, syncs, evaluation."""
 
 import asyncio
+import itertools
 import re
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from trinity.common.constants import SyncStyle
 from trinity.common.experience import EID, Experience
 from trinity.common.models.protocol import WeightTicket
 from trinity.common.workflows import Task
+from trinity.explorer.benchmark import Benchmark, Candidate
 from trinity.explorer.explorer import EvalTaskset, Explorer, ExplorerSettings
 from trinity.explorer.scheduler import BatchResult, TaskStatus
 from trinity.synchronizer.board import Board, VersionBoard
@@ -219,6 +223,49 @@ async def test_evaluates_at_the_start_on_the_interval_and_at_the_end():
     evals = [(step, m) for role, step, m in scene.reports if role == "eval"]
     assert [step for step, _ in evals] == [0, 2, 3]
     assert evals[0][1]["eval/unseen/accuracy/mean@1"] == 1.0
+
+
+def evaluations_fail(scene: Scene, first: int = 0) -> None:
+    """Every task of the evaluations from number ``first`` on fails."""
+    answer, seen = scene.scheduler.collect, itertools.count()
+
+    async def collect(batch_id: int | str, **how: float) -> BatchResult:
+        result = await answer(batch_id, **how)
+        if isinstance(batch_id, str) and next(seen) >= first:
+            failed = [replace(s, ok=False, message="no luck", metrics=[]) for s in result.statuses]
+            return BatchResult([], failed, {})
+        return result
+
+    scene.scheduler.collect = collect
+
+
+async def test_an_evaluation_in_which_all_tasks_fail_is_told_and_training_goes_on(caplog):
+    scene = Scene(steps=1)
+    evaluations_fail(scene)
+    await scene.run_with_trainer(1)
+    assert "Evaluation of unseen: all tasks failed. The last one: no luck" in caplog.text
+
+
+@pytest.mark.parametrize(("first_to_fail", "is_refused"), [(0, True), (1, False)])
+async def test_a_benchmark_without_a_single_score_is_a_failed_run(
+    first_to_fail: int, is_refused: bool
+):
+    scene = Scene(steps=0)
+    evaluations_fail(scene, first_to_fail)
+    candidates = [Candidate(step, lambda step=step: ticket(step)) for step in (1, 2)]
+    with (
+        pytest.raises(RuntimeError, match=r"All tasks failed in every evaluation.*no luck")
+        if is_refused
+        else nullcontext()
+    ):
+        await Benchmark(scene.explorer, candidates).run()
+
+
+async def test_a_benchmark_that_is_stopped_has_not_failed():
+    scene = Scene(steps=0)
+    evaluations_fail(scene)
+    scene.explorer.stop()
+    await Benchmark(scene.explorer, []).run()
 
 
 @pytest.mark.parametrize(("total_steps", "evaluated"), [(4, [4]), (None, [3, 4])])

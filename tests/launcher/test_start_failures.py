@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.common.models.toy import model_folder
-from trinity.common.config import Config
+from trinity.common.config import Config, derive
 from trinity.launcher.checks import find_start_problems
-from trinity.launcher.gpu_needs import joined_gpus
+from trinity.launcher.gpu_needs import gpu_needs, joined_gpus
 from trinity.launcher.plan import make_plan
 
 
@@ -75,6 +75,21 @@ def test_a_cluster_of_the_runs_own_has_no_more_gpus_than_this_machine(
     assert joined("auto") is joined("local") is joined("auto", "local") is None
     assert joined("10.0.0.1:6379") == joined("auto", "10.0.0.1:6379") == 8
     assert joined("local", "10.0.0.1:6379") is None
+
+
+def test_gpus_of_auxiliary_models_are_asked_for_too() -> None:
+    judge = {"model_path": "/judge", "engine_type": "vllm", "engine_num": 2}
+    outside = {"model_path": "gpt", "engine_type": "openai"}
+    config = {
+        "model": {"model_path": "/model", "max_model_len": 64},
+        "explorer": {
+            "rollout_model": {"engine_type": "vllm", "tensor_parallel_size": 2},
+            "auxiliary_models": [{**judge, "tensor_parallel_size": 2}, outside],
+        },
+    }
+    needs = gpu_needs(derive(Config.model_validate(config)).config, found=7)
+    assert (needs.explorer, needs.auxiliary, needs.trainer, needs.total) == (2, 4, 1, 7)
+    assert gpu_needs(derive(Config.model_validate(config)).config, found=6).total == 7
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:

@@ -62,10 +62,15 @@ class Benchmark:
     includes_start: bool = True
 
     async def run(self) -> None:
-        """All evaluations, reported one by one."""
+        """All evaluations, reported one by one.
+
+        Raises:
+            RuntimeError: All tasks of all evaluations failed.
+        """
         if self.includes_start:
             await self.explorer.evaluate()
         for candidate in self.candidates:
             await self.explorer.load(await asyncio.to_thread(candidate.open))
             self.explorer.step = candidate.step
             await self.explorer.evaluate()
+        self.explorer.refuse_evaluations_without_a_score()

@@ -15,7 +15,7 @@ from trinity.common.models.protocol import InferenceEngine, WeightTicket
 from trinity.common.workflows import Task
 from trinity.explorer.engine_keeper import START_TIMEOUT_S, EngineKeeper
 from trinity.explorer.evaluation import summarize_eval
-from trinity.explorer.scheduler import BatchResult, BatchSource
+from trinity.explorer.scheduler import BatchResult, BatchSource, TaskStatus
 from trinity.synchronizer.board import Board
 from trinity.synchronizer.schedule import SyncSchedule
 from trinity.utils.log import get_logger
@@ -132,6 +132,7 @@ class Explorer:
     version: int = 0
     _evaluated: tuple[int, int] | None = None
     _failed_steps: int = 0
+    _num_evaluated: int = 0
     _last_failure: str = ""
     _is_stopping: bool = False
     _is_trained: bool = False
@@ -405,11 +406,29 @@ class Explorer:
                 batch_id = f"{self.step}/{taskset.name}"
                 self.scheduler.submit(batch_id, list(taskset.tasks))
                 result = await self._collect(batch_id, f"evaluating {taskset.name}")
+                self._note_failures(taskset.name, result.statuses)
                 scores = summarize_eval(result.statuses, detailed=self.settings.detailed_stats)
                 metrics |= prefix_metrics(scores, f"{prefix}/{taskset.name}")
         self.report(prefix, self.step, metrics)
         self.logger.info("Evaluation at step %d: %s", self.step, metrics)
         return metrics
+
+    def _note_failures(self, name: str, statuses: Sequence[TaskStatus]) -> None:
+        """Say that an evaluation has no score at all: its metrics alone would not."""
+        self._num_evaluated += sum(status.ok for status in statuses)
+        if statuses and not any(status.ok for status in statuses):
+            self._last_failure = statuses[-1].message
+            told = "Evaluation of %s: all tasks failed. The last one: %s"
+            self.logger.warning(told, name, self._last_failure)
+
+    def refuse_evaluations_without_a_score(self) -> None:
+        """End a run that only evaluates, and in which all tasks failed.
+
+        Raises:
+            RuntimeError: With what the last task failed of.
+        """
+        if self._last_failure and not self._num_evaluated and not self._is_stopping:
+            raise self._failure("every evaluation of this run")
 
     async def _finish(self) -> None:
         """Close the writer, take the trainer's last weights and evaluate them."""

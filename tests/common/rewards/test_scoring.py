@@ -64,6 +64,16 @@ async def test_what_is_no_number_is_no_score(value):
         await Scorer(lambda response: value).score(response="x")
 
 
+class Endless(RewardFn):
+    """Loops in a process of its own."""
+
+    is_isolated = True
+
+    def __call__(self, response):
+        while True:
+            pass
+
+
 async def test_a_loop_and_a_sleep_end_at_the_deadline():
     def loop(response):
         while True:
@@ -72,7 +82,10 @@ async def test_a_loop_and_a_sleep_end_at_the_deadline():
     async def sleep(response):
         await asyncio.sleep(1000)
 
-    for hanging in (loop, sleep):
+    def later(response):
+        return sleep(response)
+
+    for hanging in (loop, sleep, later, Endless()):
         policy = RewardPolicy(timeout_s=0.3, on_error="raise")
         with pytest.raises(RewardError) as caught:
             async with asyncio.timeout(60):

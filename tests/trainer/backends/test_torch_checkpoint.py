@@ -45,6 +45,21 @@ async def test_a_run_resumed_at_any_step_equals_the_unbroken_one_bitwise(tmp_pat
             assert torch.equal(own, other), (step, name)
 
 
+async def test_what_is_drawn_at_random_goes_on_too(tmp_path):
+    engine = TorchTrainEngine(settings(model_folder(tmp_path / "model")))
+    await engine.prepare()
+    torch.rand(5)
+    await engine.save(tmp_path / "global_step_1")
+    await engine.wait_saved()
+    wanted = torch.rand(5)
+    resumed = TorchTrainEngine(settings(engine._settings.model_path, seed=7))
+    await resumed.prepare()
+    await resumed.load(tmp_path / "global_step_1")
+    assert torch.equal(torch.rand(5), wanted)
+    await resumed.load(tmp_path / "global_step_1", weights_only=True)
+    assert not torch.equal(torch.rand(5), wanted)
+
+
 def state_of(engine: TorchTrainEngine) -> dict[str, torch.Tensor]:
     """Masters and their moments."""
     optimizer = engine._trained("actor").optimizer

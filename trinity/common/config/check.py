@@ -58,6 +58,17 @@ def _stage_names(config: Config) -> Iterator[Problem]:
             fix = f"Call it `{stage.stage_name}_{index + 1}`."
             yield Problem(key, message, fix, stage.stage_name)
         seen.add(stage.stage_name)
+        yield from _strays(f"stages.{index}.stage_name", stage.stage_name)
+
+
+def _strays(key: str, name: str) -> Iterator[Problem]:
+    """A name of a folder that leads out of the one that it should be in, or is none."""
+    parts = "".join(filter(str.isprintable, name)).split("/")
+    kept = "/".join(part for part in parts if part not in ("", ".", ".."))
+    if name.startswith("/") or {".", ".."} & set(parts) or not name.isprintable():
+        field = key.rpartition(".")[2]
+        message = "A folder is named by it, and this is no name of a folder within the others'."
+        yield Problem(key, message, f"Write `{field}: {kept or f'my_{field}'}`.", name)
 
 
 def _tinker_stages(config: Config) -> Iterator[Problem]:
@@ -71,6 +82,8 @@ def _names(case: Case) -> Iterator[Problem]:
         if not getattr(case.config, key):
             message = "This must not be empty: the job's folder is named by it."
             yield case.problem(key, message, f"Write `{key}: my_{key}`.")
+    for key in ("project", "group", "name"):
+        yield from _strays(key, getattr(case.config, key))
     if case.config.explorer.name == case.config.trainer.name:
         message = "Explorer and trainer have the same name; their files would be one."
         yield case.problem("explorer.name", message, "Write `name: explorer` in `explorer`.")

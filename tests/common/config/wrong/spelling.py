@@ -4,6 +4,19 @@ from tests.common.config.files import DROP
 from tests.common.config.wrong.case import EXPERIENCES, LORA, ROLLOUT, TASKSET, VERL, Wrong, at
 
 CASES = [
+    at("name that leads out of the project", "name", "../other", "`name: other`", "other"),
+    at("name that is the project's folder", "name", ".", "`name: my_name`", "mine"),
+    at("name that is a path from the root", "name", "/data/run", "`name: data/run`", "data/run"),
+    at("project that is the folder above", "project", "..", "`project: my_project`", "mine"),
+    at("group that leads out of the project", "group", "a/../..", "`group: a`", "a"),
+    at("name that no folder can have", "name", "a\0b", "`name: ab`", "ab"),
+    Wrong(
+        "stage that leads out of the job",
+        {"stages": [{"stage_name": "../a"}]},
+        "stages.0.stage_name",
+        "`stage_name: a`",
+        {"stages": [{"stage_name": "a"}]},
+    ),
     Wrong(
         "setting of vLLM for adapters",
         {f"{ROLLOUT}.lora_kwargs": {"max_lora": 2}, "model.lora_configs": LORA},

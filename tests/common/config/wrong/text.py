@@ -54,6 +54,6 @@ CASES = [
     ),
     Wrong("circle", {"name": "${group}", "group": "${name}"}, "name", "plain value", {"name": "a"}),
     at("circle to itself", "project", "${project}", "plain value", "a"),
-    at("unknown resolver", "name", "${env:HOME}", "${oc.env:NAME", "${oc.env:HOME}"),
+    at("unknown resolver", "checkpoint_root_dir", "${env:HOME}", "${oc.env:NAME", "${oc.env:HOME}"),
     at("open reference", "name", "${oc.env:HOME", "${oc.env:NAME,default}", "run"),
 ]
