@@ -31,6 +31,7 @@ def test_a_synchronous_step():
     assert (got.train_batch, got.train_tokens) == (32, 32 * 128)
     assert (got.copies, got.rows_per_gpu, got.micro_batches) == (4, 8, 4)
     assert (str(got.steps_per_explorer_step), got.max_staleness) == ("1", 0)
+    assert numbers({"buffer.train_batch_size": 30}).rows_per_gpu == 8  # of the fullest of four
 
 
 def test_tasksets_with_other_numbers_of_samples_make_a_span():

@@ -70,7 +70,8 @@ def test_both_spellings_find_it():
 async def test_a_wrapper_over_it_gives_texts_that_are_never_trained_on(monkeypatch):
     service = Service()
     engine = await engine_on(service, monkeypatch)
-    model = ModelWrapper(engine, ModelSettings("big", gives_tokens=False, temperature=0.3))
+    settings = ModelSettings("big", gives_tokens=False, temperature=0.3, enable_history=True)
+    model = ModelWrapper(engine, settings)
     found = await model.chat_async(ASK, n=2, max_tokens=7)
     assert [e.response_text for e in found] == ["hello", "hello"]
     assert not any(e.action_mask.any() for e in found)
@@ -79,6 +80,7 @@ async def test_a_wrapper_over_it_gives_texts_that_are_never_trained_on(monkeypat
     client = model.get_openai_async_client()
     answer = await client.chat.completions.create(model="big", messages=ASK)
     assert answer.choices[0].message.content == "hello"
+    assert [e.response_text for e in model.extract_experience_from_history()] == ["hello"] * 3
     assert (await engine.health())["tokens"] == 3
     await engine.close()
 
