@@ -1,4 +1,7 @@
+import asyncio
+import logging
 import math
+import threading
 
 import pytest
 
@@ -16,6 +19,7 @@ from trinity.buffer.storage.queue import QueueStorage
 from trinity.buffer.writer.queue import QueueWriter
 from trinity.common.config.data_processor import OperatorConfig
 from trinity.common.constants import SELECTOR_METRIC
+from trinity.common.errors import DeadlineError
 from trinity.common.experience import Experience
 
 
@@ -240,3 +244,50 @@ def test_a_statistic_that_can_not_shape_a_reward_is_named(info: dict, message: s
         operator("reward_shaping_mapper", reward_shaping_configs=[step]).process(
             [experience(info=info)]
         )
+
+
+class Waiting(ExperienceOperator):
+    """Never ends, as if a judge did not answer."""
+
+    async def process(self, exps):
+        await asyncio.Event().wait()
+
+
+class Blocking(ExperienceOperator):
+    """Holds the event loop until it is told of."""
+
+    def __init__(self) -> None:
+        self.is_told = threading.Event()
+
+    def process(self, exps):
+        assert self.is_told.wait(60)
+        return exps, {}
+
+
+async def test_an_operator_that_never_ends_is_named_at_the_deadline():
+    output = QueueWriter(QueueStorage("out"))
+    pipeline = ExperiencePipeline([Waiting()], output, deadline_s=0.1)
+    await pipeline.prepare()
+    with pytest.raises(DeadlineError, match="for the operator Waiting during a step"):
+        async with asyncio.timeout(60):
+            await pipeline.process([experience()])
+    await pipeline.close()
+
+
+async def test_an_operator_that_blocks_is_told_while_it_does():
+    """Nothing can end it but itself."""
+    blocking = Blocking()
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "operator Blocking" in record.getMessage():
+                blocking.is_told.set()
+
+    logger = logging.Logger("pipeline")
+    logger.addHandler(Told())
+    output = QueueWriter(QueueStorage("out"))
+    pipeline = ExperiencePipeline([blocking], output, logger=logger, deadline_s=0.1)
+    await pipeline.prepare()
+    metrics = await pipeline.process([experience()])
+    assert metrics["experience_pipeline/experience_count"] == 1
+    await pipeline.close()

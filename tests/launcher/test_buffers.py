@@ -1,5 +1,6 @@
 """What the buffers of a stage are told of its configuration."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -8,12 +9,16 @@ import pytest
 from tests.buffer.samples import experience
 from tests.common.models.toy import model_folder
 from trinity.algorithm.sample_strategy.mix import MixSampleStrategy
+from trinity.buffer.operators import EXPERIENCE_OPERATORS, ExperienceOperator
+from trinity.buffer.operators.base import Processed
 from trinity.buffer.reader import READER, ReaderSettings
 from trinity.buffer.rows import DataError
 from trinity.buffer.schema.experience import to_row
 from trinity.common.config import Config
 from trinity.common.config.arithmetic import EXPERT_DATA_RATIO
 from trinity.common.config.buffer import ExperienceBufferConfig
+from trinity.common.errors import DeadlineError
+from trinity.common.experience import Experience
 from trinity.launcher.buffers import Buffers, open_buffers
 from trinity.launcher.build_explorer import _settings as explorer_settings
 from trinity.launcher.plan import RunPlan, make_plan
@@ -27,6 +32,32 @@ class Told:
 
 
 READER.register_module("test_told")(Told)
+
+
+class Waits(ExperienceOperator):
+    """Never ends."""
+
+    async def process(self, exps: list[Experience]) -> Processed:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+EXPERIENCE_OPERATORS.register_module("test_waits")(Waits)
+
+
+async def test_an_operator_may_take_as_long_as_a_sync(tmp_path: Path) -> None:
+    pipeline = {"operators": [{"name": "test_waits"}], "save_input": False}
+    found = opened(
+        tmp_path,
+        algorithm={"algorithm_type": "grpo", "repeat_times": 2},
+        buffer={"batch_size": 4, "total_steps": 5},
+        data_processor={"experience_pipeline": pipeline},
+        synchronizer={"sync_timeout": 0.2},
+    )
+    assert found.pipeline is not None
+    with pytest.raises(DeadlineError, match="the operator Waits"):
+        async with asyncio.timeout(60):
+            await found.pipeline.process([experience()])
 
 
 def opened(root: Path, **sections: object) -> Buffers:

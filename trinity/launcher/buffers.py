@@ -229,7 +229,8 @@ def _pipeline(
     logger = get_logger(f"{config.explorer.name}_experience_pipeline")
     writer = get_buffer_writer(output, storage)
     record = _record(config, output, logger)
-    return ExperiencePipeline(operators, writer, input_log, inputs, logger, record)
+    limit_s = config.synchronizer.sync_timeout
+    return ExperiencePipeline(operators, writer, input_log, inputs, logger, record, limit_s)
 
 
 def _record(

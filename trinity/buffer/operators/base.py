@@ -22,7 +22,7 @@ class ExperienceOperator:
     """Base of operators: experiences of one step in, what becomes of them and metrics out.
 
     `process` may also be a coroutine. `prepare` is called before the first step, `close` after
-    the last; all may be coroutines too.
+    the last; all may be coroutines too. A step may take `synchronizer.sync_timeout`.
     """
 
     auxiliary_models: Mapping[str | int, Sequence[Any]] = MappingProxyType({})

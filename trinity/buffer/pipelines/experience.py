@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import threading
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -10,6 +11,7 @@ from trinity.buffer.operators.base import ExperienceOperator, Processor
 from trinity.buffer.reader.base import BufferReader
 from trinity.buffer.writer.base import BufferWriter
 from trinity.common.constants import SELECTOR_METRIC
+from trinity.common.deadlines import within
 from trinity.common.errors import DeadlineError
 from trinity.common.experience import Experience
 from trinity.utils.timer import timed
@@ -29,6 +31,8 @@ class ExperiencePipeline:
         inputs: Further sources by name. All that is in them when a step comes is added to it.
         logger: Told what became of each step.
         record: Where the result is kept to be looked at; None: nowhere.
+        deadline_s: Seconds that an operator may take for a step. One that waits ends the run then;
+            one that blocks can't be ended, and is told of in the log.
     """
 
     def __init__(
@@ -39,11 +43,13 @@ class ExperiencePipeline:
         inputs: Mapping[str, BufferReader] | None = None,
         logger: logging.Logger | None = None,
         record: BufferWriter | None = None,
+        deadline_s: float = 3600.0,
     ) -> None:
         self.operators = list(operators)
         self.writer = writer
         self.input_log = input_log
         self.record = record
+        self._deadline_s = deadline_s
         self._open_inputs = dict(inputs or {})
         self._logger = logger or logging.getLogger(__name__)
         self._ends = AsyncExitStack()
@@ -85,7 +91,7 @@ class ExperiencePipeline:
             for operator in self.operators:
                 before = len(kept)
                 with timed(times, f"time/{_name(operator)}"):
-                    kept, metrics = await _resolved(operator.process(kept))
+                    kept, metrics = await self._processed(operator, kept)
                 found |= metrics
                 num_filtered += max(before - len(kept), metrics.get("filtered_count", 0.0))
             with timed(times, "time/write"):
@@ -98,6 +104,25 @@ class ExperiencePipeline:
         self._logger.info("%d experiences in, %d out.", len(experiences), len(kept))
         named = {f"{_PREFIX}/{name}": value for name, value in (found | times).items()}
         return named if feedback is None else {**named, SELECTOR_METRIC: feedback}
+
+    async def _processed(
+        self, operator: Processor, experiences: list[Experience]
+    ) -> tuple[list[Experience], dict[str, Any]]:
+        """What an operator makes of experiences.
+
+        Raises:
+            DeadlineError: It waits for longer than it may.
+        """
+        who, seconds = f"the operator {_name(operator)}", self._deadline_s
+        late = "%s has been at one step for more than %g s, and all waits for it."
+        watch = threading.Timer(seconds, self._logger.error, (late, who, seconds))
+        watch.daemon = True
+        watch.start()
+        try:
+            found = operator.process(experiences)
+        finally:
+            watch.cancel()
+        return await within(seconds, _resolved(found), who, "a step of the experience pipeline")
 
     async def flush(self, until: int | None = None) -> None:
         """No more comes before the weights of training step ``until`` are out."""

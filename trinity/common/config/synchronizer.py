@@ -30,7 +30,8 @@ class SynchronizerConfig(ConfigModel):
     """Explorer steps that may run ahead of the trainer; data is up to that many steps older."""
 
     sync_timeout: float = Field(3600, gt=0)
-    """Seconds one sync may take before the run stops."""
+    """Seconds before the run stops that one sync may take, or a step of one operator of the
+    experience pipeline."""
 
     group_name: str = "rollout_weight_sync"
     """Name of the NCCL group that trainer and engines form."""
