@@ -74,7 +74,9 @@ class Shelf:
         return {}
 
 
-async def test_a_plugin_brings_a_reader_and_a_writer():
+async def test_a_plugin_brings_a_reader_and_a_writer(monkeypatch):
+    for registry in (READER, WRITER):
+        monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
     READER.register_module("shelf")(Shelf)
     WRITER.register_module("shelf")(Shelf)
     config = section(storage_type="shelf")

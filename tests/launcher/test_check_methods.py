@@ -42,12 +42,14 @@ def test_a_misspelt_argument_of_an_operator() -> None:
     assert "Did you mean `threshold`?" in text
 
 
-def test_arguments_of_another_type_are_told_of_plugins_too() -> None:
+def test_arguments_of_another_type_are_told_of_plugins_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Mine(PolicyLossFn):
         def __init__(self, betas: tuple[float, float] = (0, 1), own=None, later: "int" = 1) -> None:
             """Only what is annotated is judged."""
 
-    POLICY_LOSS_FN.register_module("of_a_test_with_types")(Mine)
+    monkeypatch.setitem(POLICY_LOSS_FN._loaded, "of_a_test_with_types", Mine)
 
     def told(**arguments: object) -> dict[str, str]:
         algorithm = {"policy_loss_fn": "of_a_test_with_types", "policy_loss_fn_args": arguments}

@@ -179,7 +179,9 @@ async def test_the_reward_of_the_end_goes_to_every_step():
     assert {e.reward for e in steps} == {6.0}
 
 
-def test_a_workflow_of_ten_lines():
+def test_a_workflow_of_ten_lines(monkeypatch):
+    monkeypatch.setattr(WORKFLOWS, "_loaded", dict(WORKFLOWS._loaded))
+
     @WORKFLOWS.register_module("shout_workflow_of_a_test")
     class Shout(Workflow):
         is_async = True
