@@ -42,6 +42,10 @@ def test_a_processor_without_bfloat16_is_named_where_it_is_computed_in(
     [hint] = speed_hints(cpu_plan())
     assert "trainer.dtype=float32 explorer.rollout_model.dtype=float32" in hint
     assert speed_hints(cpu_plan(**float32)) == []
+    [hint] = speed_hints(cpu_plan(**{**float32, "trainer": {"dtype": "bfloat16"}}))
+    assert hint.endswith("faster: trainer.dtype=float32.")
+    outside = {"external_model": {"enable": True, "model_name": "x"}}
+    assert speed_hints(cpu_plan(mode="bench", model={**MODEL, **outside})) == []
     monkeypatch.setattr("trinity.launcher.plan_text.has_bfloat16", lambda: True)
     assert speed_hints(cpu_plan()) == []
 

@@ -44,6 +44,14 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         assert key not in problems(tmp_path, model, base_port=port)  # no API: nobody listens
 
 
+def test_the_folder_of_a_model_at_a_service_is_not_looked_for(tmp_path: Path) -> None:
+    here = {"rollout_model": {"engine_type": "torch"}}
+    outside = {"rollout_model": {"engine_type": "openai"}}
+    gone = str(tmp_path / "gone")
+    assert "no such folder" in problems_of(tmp_path, gone, here)["model.model_path"]
+    assert "model.model_path" not in problems_of(tmp_path, gone, outside)
+
+
 def test_a_service_without_its_variables_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,21 +162,21 @@ def _unbuilt_problems(config: Config) -> Iterator[Problem]:
 
 
 def _model_problems(config: Config) -> Iterator[Problem]:
-    wanted = [("model.model_path", config.model.model_path)]
+    engine = config.explorer.rollout_model.engine_type
+    is_loaded = config.mode.trains or engine is not EngineType.OPENAI
+    wanted = [("model.model_path", config.model.model_path)] if is_loaded else []
     if config.model.critic_model_path:
         wanted.append(("model.critic_model_path", config.model.critic_model_path))
     if config.mode.explores:
         for key, model in _engines(config)[1:]:
             if model.engine_type is not EngineType.OPENAI:
                 wanted.append((f"{key}.model_path", model.model_path or ""))
-    engine = config.explorer.rollout_model.engine_type
-    is_loaded = config.mode.trains or engine is not EngineType.OPENAI
     seen: set[str] = set()
     for key, path in wanted:
         if path not in seen and config.model.model_path:
             seen.add(path)
             yield from _model_folder_problems(key, path, config.model.tinker.enable)
-            if is_loaded and not is_local_path(path):
+            if not is_local_path(path):
                 message = hub_problem(path, "model")
                 if message:
                     fix = "Correct the name, or give the folder of a model."

@@ -111,16 +111,19 @@ def speed_hints(plan: RunPlan) -> list[str]:
 def _format_hint(plan: RunPlan) -> str | None:
     """Which number format this processor is faster in, if it is another one."""
     config = plan.config
+    asked: dict[str, str] = {}
+    if config.mode.trains and config.trainer.trainer_type is TrainerType.TORCH:
+        asked["trainer.dtype"] = config.trainer.dtype
     rollout = config.explorer.rollout_model
-    formats = {
-        *([config.trainer.dtype] if config.trainer.trainer_type is TrainerType.TORCH else []),
-        *([rollout.dtype] if config.mode.explores and _engine_is_here(rollout) else []),
-    }
-    if plan.gpus.total or "bfloat16" not in formats or has_bfloat16():
+    if config.mode.explores and _engine_is_here(rollout):
+        asked["explorer.rollout_model.dtype"] = rollout.dtype
+    slow = [key for key, name in asked.items() if name == "bfloat16"]
+    if plan.gpus.total or not slow or has_bfloat16():
         return None
     return (
         "This processor has no instructions for bfloat16; float32 is several times faster: "
-        "trainer.dtype=float32 explorer.rollout_model.dtype=float32."
+        + " ".join(f"{key}=float32" for key in slow)
+        + "."
     )
 
 
