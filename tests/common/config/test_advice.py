@@ -16,6 +16,7 @@ DOUBTFUL = [
     ),
     ({"trainer.max_token_len_per_gpu": 64}, "may not fit"),
     ({"model.temperature": 0}, "teach nothing"),
+    ({"mode": "explore", "model.temperature": 0}, "teach nothing"),
     ({"model.top_p": 0.9}, "(top_p 0.9)"),
     ({"model.top_p": 0.9, "model.top_k": 20}, "top_p 0.9 and top_k 20"),
     ({"explorer.rollout_model.top_p": 0.9}, "(top_p 0.9)"),

@@ -15,7 +15,7 @@ from trinity.common.config.model import ModelConfig
 from trinity.common.config.root import Config
 from trinity.common.config.shape import find_positions
 from trinity.common.config.verl.keys import ACTOR, leaves
-from trinity.common.constants import EngineType, Mode, StorageType
+from trinity.common.constants import EngineType
 
 
 def find_advice(config: Config) -> list[str]:
@@ -101,7 +101,7 @@ def _loaded(case: Case) -> dict[str, ModelConfig | InferenceModelConfig]:
 
 
 def _greedy(case: Case) -> Iterator[str]:
-    if not case.config.mode.pairs:
+    if not case.feeds_a_trainer:
         return
     for index, taskset in enumerate(case.config.buffer.explorer_input.tasksets):
         if taskset.rollout_args.temperature == 0 and (taskset.repeat_times or 1) > 1:
@@ -127,22 +127,16 @@ def _sampled_by(case: Case) -> dict[str, GenerationConfig | InferenceModelConfig
     """Key -> sampling of all that a trainer learns from, this command's or another's."""
     config = case.config
     tasksets = config.buffer.explorer_input.tasksets
-    if not _feeds_a_trainer(config):
+    if not case.feeds_a_trainer:
         return {}
     if not tasksets:
         return {ROLLOUT: config.explorer.rollout_model}
     return {f"{INPUT}.tasksets.{i}": taskset.rollout_args for i, taskset in enumerate(tasksets)}
 
 
-def _feeds_a_trainer(config: Config) -> bool:
-    buffer = config.buffer.trainer_input.experience_buffer
-    is_to_look_at = buffer is not None and buffer.storage_type is StorageType.FILE
-    return config.mode.pairs or (config.mode is Mode.EXPLORE and not is_to_look_at)
-
-
 def _penalty(case: Case) -> Iterator[str]:
     penalty = case.config.explorer.rollout_model.repetition_penalty
-    if penalty not in (None, 1.0) and _feeds_a_trainer(case.config):
+    if penalty not in (None, 1.0) and case.feeds_a_trainer:
         yield (
             f"{ROLLOUT}.repetition_penalty is {penalty}: log-probabilities of samples are those "
             "after the penalty, which the trainer does not know, so importance ratios are not 1 "

@@ -12,6 +12,7 @@ from trinity.common.config.names import KINDS, Names, builtin_names
 from trinity.common.config.nearest import nearest
 from trinity.common.config.root import Config
 from trinity.common.config.stages import iterate_stages
+from trinity.common.constants import Mode, StorageType
 from trinity.common.errors import Problem
 
 _MAX_LISTED = 12
@@ -35,6 +36,13 @@ class Case:
     spec: AlgorithmSpec
     known: Names
     plugin_dirs: Sequence[str] = ()
+
+    @property
+    def feeds_a_trainer(self) -> bool:
+        """Whether a trainer learns from what is sampled, of this command or of another."""
+        buffer = self.config.buffer.trainer_input.experience_buffer
+        is_to_look_at = buffer is not None and buffer.storage_type is StorageType.FILE
+        return self.config.mode.pairs or (self.config.mode is Mode.EXPLORE and not is_to_look_at)
 
     def is_set(self, key: str) -> bool:
         """Whether the user gave ``key``."""

@@ -60,7 +60,7 @@ def _repeat_times(case: Case) -> Iterator[Problem]:
 def _taskset_repeat_times(case: Case) -> Iterator[Problem]:
     """Tasks of one set may have another number of samples, but not one where several are needed."""
     algorithm, spec = case.config.algorithm, case.spec
-    if not case.config.mode.pairs or algorithm.advantage_fn != spec.advantage_fn:
+    if not case.feeds_a_trainer or algorithm.advantage_fn != spec.advantage_fn:
         return
     tasks = case.given.buffer.explorer_input
     single = [] if tasks.taskset is None else [("taskset", tasks.taskset)]

@@ -172,4 +172,11 @@ CASES = [
         {"algorithm.optimizer.lr_warmup_steps_ratio": DROP},
     ),
     at("one sample of a set", f"{TASKSET}.repeat_times", 1, "2 or more", 2),
+    Wrong(
+        "one sample of a set for a trainer in another command",
+        {"mode": "explore", f"{TASKSET}.repeat_times": 1},
+        f"{TASKSET}.repeat_times",
+        "2 or more",
+        {f"{TASKSET}.repeat_times": 2},
+    ),
 ]
