@@ -9,7 +9,7 @@ import pytest
 from tests.buffer.samples import experience
 from tests.common.models.toy import model_folder
 from trinity.algorithm.sample_strategy.mix import MixSampleStrategy
-from trinity.buffer.operators import EXPERIENCE_OPERATORS, ExperienceOperator
+from trinity.buffer.operators import ExperienceOperator
 from trinity.buffer.operators.base import Processed
 from trinity.buffer.reader import READER, ReaderSettings
 from trinity.buffer.rows import DataError
@@ -42,11 +42,8 @@ class Waits(ExperienceOperator):
         raise AssertionError
 
 
-EXPERIENCE_OPERATORS.register_module("test_waits")(Waits)
-
-
 async def test_an_operator_may_take_as_long_as_a_sync(tmp_path: Path) -> None:
-    pipeline = {"operators": [{"name": "test_waits"}], "save_input": False}
+    pipeline = {"operators": [{"name": f"{__name__}.Waits"}], "save_input": False}
     found = opened(
         tmp_path,
         algorithm={"algorithm_type": "grpo", "repeat_times": 2},
