@@ -284,7 +284,9 @@ async def test_a_task_that_kills_its_runner_takes_no_other_with_it(closing):
     tasks = [task() for _ in range(6)] + [task(do="kill")] + [task() for _ in range(6)]
     result = await collect(scheduler, tasks)
     assert [s.ok for s in result.statuses] == [True] * 6 + [False] + [True] * 6
-    assert "runners were lost" in result.statuses[6].message
+    assert "3 runners were lost" in result.statuses[6].message
+    assert result.metrics["rollout/lost_runner_count"] == 3
+    assert result.statuses[6].attempts == 1
 
 
 async def test_a_frozen_runner_is_killed_after_the_deadline(closing):
@@ -424,6 +426,56 @@ async def test_a_task_that_can_not_be_sent_is_an_error_and_a_death_in_sending_co
     errors.append(TypeError("a lock can't be sent"))
     with pytest.raises(TypeError, match="a lock can't be sent"):
         await collect(scheduler, [task()], batch_id=2)
+
+
+@pytest.mark.parametrize("can_reset", [True, False])
+async def test_a_workflow_is_used_again_only_if_it_can_be_reset_and_then_for_its_own_task(
+    closing, can_reset
+):
+    made, can = [], can_reset
+
+    class Used(Workflow):
+        can_reset = can
+
+        def __init__(self, **given):
+            super().__init__(**given)
+            made.append(self)
+            self.reset(self.task)
+
+        def reset(self, task):
+            self.task, self.count = task, task.raw_task["count"]
+
+        def run(self):
+            [answer] = self.model.chat([], n=1)
+            answer.reward = self.count
+            return [answer]
+
+    scheduler = closing(make(1, slots=1))
+    await scheduler.prepare()
+    result = await collect(scheduler, [task(Used, repeat_times=1, count=n) for n in range(3)])
+    assert [experience.reward for experience in result.experiences] == [0, 1, 2]
+    assert len(made) == (1 if can_reset else 3)
+
+
+async def test_a_run_without_experiences_is_a_failed_one(closing):
+    class Silent(Workflow):
+        def run(self):
+            return []
+
+    scheduler = closing(make(max_retry_times=1))
+    await scheduler.prepare()
+    result = await collect(scheduler, [task(Silent, repeat_times=2), task()])
+    assert [status.ok for status in result.statuses] == [False, True]
+    assert result.statuses[0].message == "The workflow returned no experiences."
+    assert result.metrics["rollout/failed_run_count"] == 4
+
+
+async def test_one_run_that_succeeds_is_enough_for_an_evaluation(closing):
+    scheduler = closing(make(max_retry_times=0))
+    await scheduler.prepare()
+    lucky = task(Single, do="fail_first", key="lucky", times=3, repeat_times=4)
+    result = await collect(scheduler, [replace(lucky, is_eval=True)], batch_id="1/unseen")
+    assert [(status.ok, len(status.metrics)) for status in result.statuses] == [(True, 1)]
 
 
 async def test_a_workflow_has_the_runners_log(closing):
