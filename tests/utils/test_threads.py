@@ -7,7 +7,7 @@ import pytest
 
 from trinity.utils import threads
 from trinity.utils.isolate import ProcessPool
-from trinity.utils.threads import CallTimeout, DeadlinePool, run_sync
+from trinity.utils.threads import CallTimeout, DeadlinePool, outwait, run_sync
 
 LIMIT_S = 60  # far more than anything here takes, unless it never ends
 
@@ -71,6 +71,20 @@ async def test_cancelling_abandons_the_call():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended.wait(LIMIT_S)
+
+
+async def test_a_cancel_waits_until_what_is_outwaited_ends():
+    work = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(outwait(work, 600))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        waiting.cancel()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    work.set_result(None)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await outwait(work, 600)
 
 
 async def test_run_sync_inside_and_outside_of_a_loop():
