@@ -17,7 +17,8 @@ from trinity.buffer.schema import FORMATTER
 from trinity.buffer.schema.messages import clean_message
 from trinity.buffer.schema.task import TaskFormatter
 from trinity.common.config.buffer import FormatConfig, TasksetConfig
-from trinity.common.experience import Experience
+from trinity.common.experience import Experience, split_dpo_experience_to_single_turn
+from trinity.trainer.batch import TrainBatch
 
 TOKENIZERS = {
     name: characters(template)
@@ -192,6 +193,23 @@ def test_plain_text_training_starts_after_the_first_token():
         {"t": "abc"}
     )
     assert (found.prompt_length, len(found.tokens)) == (1, 3)
+
+
+def test_what_nobody_sampled_is_trained_at_temperature_1():
+    """The losses of SFT and DPO are of the model's own distribution, whatever rollouts are at."""
+    cpt = FORMATTER.get("cpt")(FormatConfig(prompt_key="t"), TOKENIZERS["chatml"])
+    turns = {"messages_key": "message", "enable_concatenated_multi_turn": True}
+    answer = {"role": "assistant", "content": "good"}
+    pair = dpo({"q": "?", "chosen": "a", "rejected": "b"}, **PAIR)
+    rows = [
+        sft({"question": "1+1?", "answer": "2"}, **PLAIN),
+        sft({"message": [*DIALOGUE[:3], answer]}, prompt_type="messages", **turns),
+        cpt.format({"t": "abc"}),
+        *split_dpo_experience_to_single_turn([pair]),
+    ]
+    sampled = Experience(tokens=[1, 2, 3], prompt_length=1, info={"temperature": 0.6})
+    batch = TrainBatch.from_experiences([*rows, sampled])
+    assert batch["temperature"].tolist() == pytest.approx([1.0] * 5 + [0.6])
 
 
 WORDS = st.text(alphabet="abc äé<>/\n[]{}'\"", max_size=12)

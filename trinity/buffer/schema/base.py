@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trinity.buffer.rows import Row
 from trinity.buffer.rows.check import RowFault
@@ -15,6 +15,14 @@ from trinity.common.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+
+def unsampled(**fields: Any) -> Experience:
+    """An experience that was written, not sampled: its loss is of the model's own distribution.
+
+    So it is at temperature 1, whatever rollouts are sampled at.
+    """
+    return Experience(**fields, info={"temperature": 1.0})
 
 
 class ExperienceFormatter(ABC):

@@ -1,7 +1,7 @@
 """Rows of preference pairs: a question, the answer that was chosen and the one that was not."""
 
 from trinity.buffer.rows import Row, lookup
-from trinity.buffer.schema.base import ExperienceFormatter
+from trinity.buffer.schema.base import ExperienceFormatter, unsampled
 from trinity.buffer.schema.messages import RowFault, common_prefix, messages_of, text_of, tools_of
 from trinity.buffer.schema.sft import prompt_messages
 from trinity.common.config.buffer import FormatConfig
@@ -36,7 +36,7 @@ class DPOFormatter(ExperienceFormatter):
         length = min(common_prefix(prompt_ids, ids) for ids in (chosen_ids, rejected_ids))
         if length == 0 or length >= min(len(chosen_ids), len(rejected_ids)):
             raise RowFault(self.config.chosen_key, "the chat template leaves no answer")
-        return Experience(
+        return unsampled(
             tokens=prompt_ids[:length],
             chosen=chosen_ids[length:],
             rejected=rejected_ids[length:],

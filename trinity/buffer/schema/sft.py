@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trinity.buffer.rows import Row
-from trinity.buffer.schema.base import ExperienceFormatter
+from trinity.buffer.schema.base import ExperienceFormatter, unsampled
 from trinity.buffer.schema.messages import (
     RowFault,
     common_prefix,
@@ -79,7 +79,7 @@ class SFTFormatter(ExperienceFormatter):
         prompt_length = common_prefix(prompt, tokens)
         if not 0 < prompt_length < len(tokens):
             raise RowFault(key, "the chat template leaves nothing to train on")
-        return Experience(
+        return unsampled(
             tokens=tokens,
             prompt_length=prompt_length,
             messages=messages,
@@ -95,7 +95,7 @@ class SFTFormatter(ExperienceFormatter):
             raise RowFault(key, "no assistant turn to train on") from None
         self.check_length(len(tokens), key)
         prompt_length = max(start, 1)
-        return Experience(
+        return unsampled(
             tokens=tokens,
             prompt_length=prompt_length,
             action_mask=mask[prompt_length:],
@@ -123,7 +123,7 @@ class CPTFormatter(ExperienceFormatter):
         self.check_length(len(tokens), key)
         if len(tokens) < 2:
             raise RowFault(key, "a single token; there is nothing to train on")
-        return Experience(tokens=tokens, prompt_length=1, response_text=text_of(row, key))
+        return unsampled(tokens=tokens, prompt_length=1, response_text=text_of(row, key))
 
 
 def _dialogue(row: Row, config: FormatConfig) -> Messages:
