@@ -7,6 +7,8 @@ import torch
 from tests.common.models.toy import TEMPLATES, model_folder, tokenizer
 from trinity.common.models import ModelSettings, ModelWrapper
 from trinity.common.models.fake import FakeEngine
+from trinity.common.models.protocol import Completion
+from trinity.common.models.replies import text_until_stop
 from trinity.engine.torch import TorchEngine, TorchEngineSettings
 from trinity.utils.actor import ProcessRestarted
 
@@ -100,6 +102,26 @@ async def test_generate_takes_texts_in_order():
     found = await model.generate_async(["first", "second"], n=2)
     assert [e.response_text for e in found] == ["1", "2", "3", "4"]
     assert [e.prompt_text for e in found] == ["first", "first", "second", "second"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "stops", "text"),
+    [
+        (["ab", "\n\n"], ["\n"], "ab"),  # the last token has the stop text twice
+        (["a\n", "b", "<|im_end|>"], ["\n"], "a\nb"),  # before min_tokens, which no stop ends
+        (["a\n", "b", "END"], ["\n", "END"], "a\nb"),
+        (["abE", "N", "D."], ["END"], "ab"),
+        (["é", "é"], ["é"], "é"),
+        (["END"], ["END", ""], ""),
+    ],
+)
+def test_a_text_ends_before_the_stop_text_that_the_last_token_completes(reply, stops, text):
+    class Pieces:
+        def decode(self, ids, skip_special_tokens):
+            return "".join(reply[place] for place in ids).replace("<|im_end|>", "")
+
+    done = Completion([*range(len(reply))], [0.0] * len(reply), "stop")
+    assert text_until_stop(Pieces(), done, stops) == text
 
 
 async def test_a_stop_text_is_cut_from_the_text_and_stays_in_the_tokens():

@@ -29,6 +29,20 @@ async def test_async_rewards_and_weights():
     assert await scorer.score(response="x") == {"a": 0.5, "b": 2}
 
 
+async def test_a_plain_function_may_give_coroutines_at_every_call():
+    async def judge(response):
+        await asyncio.sleep(0)
+        return 1.0
+
+    def reward(response):
+        return judge(response) if response else 0.0
+
+    scorer = Scorer(reward)
+    for texts in ([""], ["", ""], ["a", ""], ["a", "b"], ["a", "b"]):
+        found = await scorer.score_all([{"response": text} for text in texts])
+        assert found == [{"reward": float(bool(text))} for text in texts]
+
+
 async def test_many_slow_rewards_run_side_by_side():
     meeting = threading.Barrier(64)  # where nobody goes on before all are there
 

@@ -36,3 +36,12 @@ def test_both_ways_draw_the_same_tokens(changes):
 def test_logits_that_are_not_finite_are_refused():
     with pytest.raises(FloatingPointError, match="damaged"):
         draw(torch.full((2, 50), float("nan")), params(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_banned_token_far_more_likely_than_all_others_leaves_the_draw_to_these(dtype):
+    logits = torch.zeros(2, 512, dtype=dtype)
+    logits[:, 3], logits[:, 9] = 12.0, 6.0
+    tokens, logprobs = draw(logits, params(2, temperature=0.01))
+    assert tokens.tolist() == [3, 9]  # at this temperature the others have a weight of 0
+    assert logprobs.tolist() == pytest.approx([0.0, -600.0])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from trinity.common.experience import Experience
@@ -98,12 +99,18 @@ def trained_temperature(temperature: float) -> float:
 
 
 def text_until_stop(chat: ChatFormat, completion: Completion, stops: Sequence[str]) -> str:
-    """The text of a completion without special tokens, up to the first stop text."""
+    """The text of a completion without special tokens, up to the stop text that ended it.
+
+    That is the first of those that the last token completes; earlier ones were passed over, as
+    ``min_tokens`` asked for.
+    """
     text = chat.decode(completion.token_ids, skip_special_tokens=True)
-    if completion.finish_reason != "stop":
+    if completion.finish_reason != "stop" or not any(stops):
         return text
-    cuts = [text.rfind(stop) for stop in stops if stop and stop in text]
-    return text[: min(cuts)] if cuts else text
+    before = chat.decode(completion.token_ids[:-1], skip_special_tokens=True)
+    known = len(commonprefix([before, text]))
+    found = [text.find(stop, max(known - len(stop) + 1, 0)) for stop in stops if stop]
+    return text[: min((place for place in found if place >= 0), default=len(text))]
 
 
 def masked_experience(chat: ChatFormat, prompt_ids: Sequence[int], limit: int) -> Experience:

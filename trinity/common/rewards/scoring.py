@@ -168,13 +168,19 @@ class Scorer:
             await shared_threads().run(call_all, self.policy.timeout_s)
         except CallTimeout as error:
             late.append(error)
-        outcomes = [self._checked(result) for result in results[: len(samples)]] + late
+        outcomes = [await self._finished(result) for result in results[: len(samples)]] + late
         left = samples[len(outcomes) :]
         return outcomes + await asyncio.gather(*map(self._attempt, left))
 
     async def _attempt(self, wanted: Mapping[str, object]) -> dict[str, float] | Exception:
         try:
             return self._checked(await self._call(wanted))
+        except Exception as error:  # a user's reward: recorded, never a score
+            return error
+
+    async def _finished(self, result: object) -> dict[str, float] | Exception:
+        try:
+            return self._checked(await self._awaited(result))
         except Exception as error:  # a user's reward: recorded, never a score
             return error
 
@@ -201,16 +207,21 @@ class Scorer:
             if quick is not None:
                 return quick
             return await _processes().run(self.reward_fn, dict(wanted), timeout_s)
-        result = await shared_threads().run(lambda: self._call_here(wanted), timeout_s)
-        if inspect.isawaitable(result):
-            async with asyncio.timeout(timeout_s):
-                return await result
-        return result
+        called = shared_threads().run(lambda: self._call_here(wanted), timeout_s)
+        return await self._awaited(await called)
+
+    async def _awaited(self, result: object) -> object:
+        """What a reward that is no coroutine function gave, which may be a coroutine all the same."""
+        if not inspect.isawaitable(result):
+            return result
+        async with asyncio.timeout(self.policy.timeout_s):
+            return await result
 
     def _call_here(self, wanted: Mapping[str, object]) -> object:
         start = time.perf_counter()
         result = self.reward_fn(**wanted)
-        _note_seconds(self.reward_fn, time.perf_counter() - start)
+        is_done = not inspect.isawaitable(result)
+        _note_seconds(self.reward_fn, time.perf_counter() - start if is_done else math.inf)
         return result
 
     def _weighted(self, result: object) -> dict[str, float]:

@@ -187,8 +187,9 @@ def _cut(logits_BV: Tensor, weight_BV: Tensor, params: DrawParams) -> list[int]:
     """Set to 0 the weights that top-k, top-p, min-p or a ban exclude; the rows it touched."""
     touched = set(params.forbidden)
     for row, tokens in params.forbidden.items():
-        weight_BV[row, tokens] = 0
         logits_BV[row, tokens] = -math.inf
+        # Beside a banned token that was far more likely all weights may be 0: they are made anew.
+        weight_BV[row] = (logits_BV[row] - logits_BV[row].max()).exp()
     for row in np.flatnonzero(params.is_cut).tolist():
         floor = _floor(weight_BV[row], *(float(x[row]) for x in _cuts(params)))
         weight_BV[row].masked_fill_(weight_BV[row] < floor, 0)
