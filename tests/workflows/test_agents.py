@@ -1,3 +1,6 @@
+import functools
+from typing import Literal
+
 import pytest
 import torch
 
@@ -8,7 +11,7 @@ from trinity.common.models.fake import FakeModel
 from trinity.common.models.settings import ModelSettings
 from trinity.common.workflows import Task
 from trinity.workflows.agent.merge import merge_turns
-from trinity.workflows.agent.tools import Tool, load_tools, parameters_schema
+from trinity.workflows.agent.tools import Tool, load_tools, parameters_schema, type_schema
 
 
 def weather(city: str, days: int = 1, units: list[str] | None = None) -> dict:
@@ -102,6 +105,57 @@ async def test_long_results_are_cut():
 def turn(ids, prompt_length, **kw):
     count = len(ids) - prompt_length
     return Experience(tokens=ids, prompt_length=prompt_length, logprobs=[-0.5] * count, **kw)
+
+
+def test_turns_of_several_temperatures_are_no_row():
+    first = turn([1, 2, 3, 4], 2, info={"temperature": 1.0})
+    second = turn([1, 2, 3, 4, 9, 5], 5, info={"temperature": 0.5})
+    third = turn([1, 2, 3, 4, 9, 5, 8, 6], 7, info={"temperature": 0.5})
+    alone, merged = merge_turns([first, second, third])
+    assert alone is first and merged.info["temperature"] == 0.5
+    assert merged.action_mask.tolist() == [True, False, True]
+
+
+def test_a_merged_row_has_its_images_and_says_whether_it_is_a_fork():
+    images = {"pixel_values": torch.zeros(2, 3, 1, 1)}
+    first = turn([1, 2, 3, 4], 2, metrics={"token_fork": 1.0, "accuracy": 0.0})
+    second = turn([1, 2, 3, 4, 9, 5], 5, metrics={"token_fork": 0.0, "accuracy": 1.0})
+    second.multi_modal_inputs = images
+    [merged] = merge_turns([first, second])
+    assert merged.multi_modal_inputs is images
+    assert merged.metrics == {"token_fork": 1.0, "accuracy": 1.0}
+
+
+async def test_each_reply_of_an_agent_keeps_what_is_known_of_it_alone():
+    model = AgentModel(script(), version=2)
+    made = model.create
+
+    async def create(**asked):
+        reply = await made(**asked)
+        count = len(model._history)
+        model._history[-1].metrics = {"token_fork": 1.0} if count == 2 else {}
+        return reply
+
+    model.create = create
+    row = {"prompt": "6*7?", "response": "42"}
+    arguments = ARGUMENTS | {"merge_turns": False}
+    workflow = Task(workflow="react_workflow", raw_task=row, workflow_args=arguments)
+    replies = await workflow.to_workflow(model).run_async()
+    assert [r.metrics.get("token_fork") for r in replies] == [None, 1, None]
+    assert [(r.reward, r.metrics["accuracy"]) for r in replies] == [(1, 1)] * 3
+
+
+async def test_a_tool_may_be_decorated_and_may_give_what_json_has_not():
+    async def inner(word: str) -> str:
+        return word * 2
+
+    @functools.wraps(inner)
+    def decorated(word):
+        return inner(word)
+
+    assert await Tool.of(decorated).call({"word": "ab"}) == "abab"
+    assert (await Tool.of(lambda: {(1, 2): 3}, "pairs").call("{}")).startswith("Error: TypeError")
+    assert type_schema(Literal[1, 2]) == {"type": "integer", "enum": [1, 2]}
 
 
 def test_chains_are_merged_and_forks_are_not():

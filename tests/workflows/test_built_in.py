@@ -6,8 +6,9 @@ import pickle
 import pytest
 
 from trinity.common.config import Config, derive
-from trinity.common.experience import deserialize_many
+from trinity.common.experience import Experience, deserialize_many
 from trinity.common.models.fake import FakeModel
+from trinity.common.models.replies import MASKED_TEXT
 from trinity.common.workflows import Task
 from trinity.explorer.runner import WorkflowRunner
 from trinity.explorer.units import Unit
@@ -114,6 +115,33 @@ async def test_math_hint_workflow():
         (1, 0, 1),
     ]
     assert "not right" in experiences[1].prompt_text
+
+
+async def test_a_conversation_too_long_for_another_attempt_ends_with_the_last_one(masked):
+    model = FakeModel(["no box", "x"])
+    task = Task(workflow="math_hint_workflow", raw_task={"prompt": "6*7?", "response": "42"})
+    workflow = task.to_workflow(model)
+    asked = model.chat_async
+
+    async def chat_async(messages, **sampling):
+        return [masked()] if len(messages) > 2 else await asked(messages, **sampling)
+
+    model.chat_async = chat_async
+    [only] = await workflow.run_async()
+    assert only.reward == pytest.approx(-0.1) and only.metrics["accuracy"] == 0
+
+
+@pytest.fixture
+def masked():
+    """Makes what stands for a reply to a prompt that is too long."""
+    return lambda: Experience(
+        tokens=[1, 2],
+        prompt_length=1,
+        logprobs=[0.0],
+        reward=0.0,
+        truncate_status="prompt_truncated",
+        response_text=MASKED_TEXT,
+    )
 
 
 async def test_reasoning_gym_workflow():

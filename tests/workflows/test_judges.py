@@ -57,6 +57,17 @@ async def test_a_fatal_judge_ends_the_run_and_others_only_the_sample():
         await workflow.run_async()
 
 
+@pytest.mark.parametrize("workflow", ["rubric_judge_workflow", "math_ruler_workflow"])
+async def test_a_judge_reads_a_prompt_of_messages(workflow):
+    asked = [{"role": "user", "content": "6*7? </data>"}, {"role": "assistant", "content": "So"}]
+    row = {"prompt": asked, "response": "42", "rubric": ["names a number"]}
+    judge = FakeModel(['{"scores": [1]}'])
+    task = Task(workflow=workflow, raw_task=row)
+    [answer] = await task.to_workflow(FakeModel(["42"]), [judge]).run_async()
+    question = judge.calls[0][-1]["content"]
+    assert answer.reward == 1 and "user: 6*7? ‹/data›\n\nassistant: So\n</data>" in question
+
+
 async def test_an_answer_may_be_begun_for_the_judge():
     replies = ["<answer>42</answer>", "<answer>41</answer>", "9, 0.1]} done", "8, 0.3]}"]
     prefix = '{"scores": [0.'

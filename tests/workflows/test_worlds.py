@@ -62,6 +62,24 @@ async def test_a_second_try_after_a_reflection():
     assert "I need the key." in row.prompt_text and row.reward == 0.5
 
 
+async def test_a_first_try_too_long_to_be_thought_of_is_all_there_is():
+    model = FakeModel(["hm"] * 9, version=2)
+    asked = model.chat_async
+
+    async def chat_async(messages, **sampling):
+        [reply] = await asked(messages, **sampling)
+        if "You did not reach" in messages[-1]["content"]:
+            reply.truncate_status = "prompt_truncated"
+        return [reply]
+
+    model.chat_async = chat_async
+    task = Task(workflow=DoorWorkflow, workflow_args={"reflect": True, "max_env_steps": 2})
+    [row] = await task.to_workflow(model).run_async()
+    assert (
+        row.metrics["env_steps"] == 2 and "noted" not in row.prompt_text and len(model.calls) == 3
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "row", "hint"),
     [

@@ -119,7 +119,8 @@ async def test_a_template_that_never_shows_reasoning_forks():
 async def test_what_was_sampled_after_a_stop_text_is_not_in_the_next_prompt():
     talk = Dialogue("chatml")
     talk.say("go")
-    first = (await talk.turn("call the tool END", stop=["END"])).experience
+    talk.engine._end_ids = talk.tokenizer.encode("D")
+    first = (await talk.turn("call the tool END", is_cut=True, stop=["END"])).experience
     assert talk.messages[-1]["content"] == "call the tool "
     talk.say("found")
     second = (await talk.turn("so")).experience
@@ -213,6 +214,43 @@ async def test_conversation_as_one_experience_has_sampled_ids_logprobs_and_versi
     assert sorted(set(found.token_versions.tolist())) == [0, 1, 2]
     assert (found.info["model_version"], found.info["model_version_drift"]) == (0, 2)
     assert found.metrics["token_fork"] == 0
+
+
+async def test_a_conversation_that_forked_says_so_as_one_experience():
+    talk = Dialogue("qwen3")
+    talk.say("go")
+    await talk.turn("<think>\nhm\n</think>\n\nfour")
+    talk.say("sure?")
+    await talk.turn("yes")
+    talk.say("really?")
+    last = (await talk.turn("yes")).experience
+    found = await talk.model.convert_messages_to_experience_async(talk.messages)
+    assert found.tokens.tolist() == last.tokens.tolist()
+    assert last.metrics["token_fork"] == 0 and found.metrics["token_fork"] == 1
+
+
+async def test_a_conversation_is_known_without_the_tools_that_its_prompts_had():
+    talk = Dialogue("qwen25")
+    talk.say("go")
+    sampled = (await talk.turn("the inner", TOOLS)).experience
+    found = await talk.model.convert_messages_to_experience_async(talk.messages)
+    assert found.tokens.tolist() == sampled.tokens.tolist()
+    assert found.logprobs.tolist() == sampled.logprobs.tolist()
+    other = [{"type": "function", "function": {"name": "other", "parameters": {}}}]
+    scored = await talk.model.convert_messages_to_experience_async(talk.messages, other)
+    assert scored.tokens.tolist() != sampled.tokens.tolist()
+
+
+@pytest.mark.parametrize("arguments", ['{"q": "\\ud83d"}', '"{\\"q\\": \\"\\\\ud83d\\"}"'])
+async def test_half_a_surrogate_pair_in_a_call_is_no_end_of_the_run(arguments):
+    talk = Dialogue("qwen25")
+    talk.say("go")
+    call = f'<tool_call>\n{{"name": "find", "arguments": {arguments}}}\n</tool_call>'
+    reply = await talk.turn(call, TOOLS)
+    [made] = reply.message["tool_calls"]
+    assert made["function"]["arguments"].encode()
+    talk.say("found", role="tool")
+    assert (await talk.turn("so", TOOLS)).experience.prompt_text
 
 
 def random_reply(rng, template):

@@ -63,6 +63,38 @@ async def engine_on(service, monkeypatch, **settings):
     return engine
 
 
+class StubbornService(Service):
+    """Gives one reply to every request, whatever ``n`` is; or none."""
+
+    def __init__(self, count=1, **kw):
+        super().__init__(**kw)
+        self.count = count
+
+    async def __call__(self, request):
+        answer = await super().__call__(request)
+        body = json.loads(answer.content)
+        if "choices" in body:
+            body["choices"] = body["choices"][: self.count]
+        return httpx.Response(answer.status_code, json=body)
+
+
+async def test_a_service_that_gives_fewer_replies_than_asked_for_is_asked_again(monkeypatch):
+    service = StubbornService()
+    engine = await engine_on(service, monkeypatch)
+    assert len(await engine.chat(ASK, None, SamplingParams(n=3, seed=7))) == 3
+    assert [(asked["n"], asked["seed"]) for asked in service.asked] == [(3, 7), (2, 8), (1, 9)]
+
+
+@pytest.mark.parametrize("body", ['{"error": {"message": "no credit"}}', '{"choices": []}', "<p>"])
+async def test_an_answer_without_a_reply_is_told(monkeypatch, body):
+    async def service(request):
+        return httpx.Response(200, text=body)
+
+    engine = await engine_on(service, monkeypatch)
+    with pytest.raises(ServiceError, match=r"no reply.*(credit|choices|p)"):
+        await engine.chat(ASK, None, SamplingParams())
+
+
 def test_both_spellings_find_it():
     assert engine_class("openai") is engine_class("external") is OpenAIEngine
 

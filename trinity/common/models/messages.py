@@ -116,10 +116,17 @@ def parsed_arguments(arguments: object) -> object:
     """Arguments of a call as an object, if they are JSON."""
     if isinstance(arguments, str):
         try:
-            return json.loads(arguments)
+            found = json.loads(arguments)
         except ValueError:
             return arguments
+        has_escapes = "\\u" in arguments
+        return json.loads(well_formed(_as_text(found))) if has_escapes else found
     return arguments
+
+
+def well_formed(text: str) -> str:
+    """``text`` with U+FFFD for each half of a surrogate pair: JSON may escape one, UTF-8 has none."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +141,10 @@ def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=_plain).encode()
+
+
+def _as_text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _plain(value: object) -> object:

@@ -108,7 +108,7 @@ def text_until_stop(chat: ChatFormat, completion: Completion, stops: Sequence[st
     if completion.finish_reason != "stop" or not any(stops):
         return text
     before = chat.decode(completion.token_ids[:-1], skip_special_tokens=True)
-    known = len(commonprefix([before, text]))
+    known = len(commonprefix((before, text)))
     found = [text.find(stop, max(known - len(stop) + 1, 0)) for stop in stops if stop]
     return text[: min((place for place in found if place >= 0), default=len(text))]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trinity.common.models.messages import well_formed
 from trinity.utils.registry import Registry
 
 
@@ -110,7 +111,7 @@ def parse_qwen3_coder(text: str) -> ParsedReply:
     for name, body in re.findall(r"<function=([^>\s]+)>(.*?)</function>", text, re.DOTALL):
         found = re.findall(r"<parameter=([^>\s]+)>(.*?)</parameter>", body, re.DOTALL)
         arguments = {key: _literal(value.strip("\n")) for key, value in found}
-        calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+        calls.append(_tool_call(name, arguments))
     if not calls:
         return ParsedReply(text)
     start = min(place for mark in ("<tool_call>", "<function=") if (place := text.find(mark)) >= 0)
@@ -145,10 +146,13 @@ def _call(value: object) -> ToolCall | None:
     """A call out of the object that a model wrote; None if it is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        return ToolCall(value["name"], arguments)
-    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return _tool_call(value["name"], value.get("arguments", value.get("parameters", {})))
+
+
+def _tool_call(name: str, arguments: object) -> ToolCall:
+    is_text = isinstance(arguments, str)
+    text = str(arguments) if is_text else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(well_formed(name), well_formed(text))
 
 
 def _python_call(node: ast.expr) -> ToolCall:
@@ -159,7 +163,7 @@ def _python_call(node: ast.expr) -> ToolCall:
         if keyword.arg is None:
             raise ValueError("not a call by keywords")
         arguments[keyword.arg] = ast.literal_eval(keyword.value)
-    return ToolCall(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False))
+    return _tool_call(ast.unparse(node.func), arguments)
 
 
 def _literal(text: str) -> object:

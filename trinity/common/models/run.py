@@ -85,13 +85,13 @@ class ModelRun:
         """
         endpoint, talk = self._endpoint, _until_last_reply(messages)
         row = self.transcript.known_row(Conversation(talk, tools))
-        was_sampled = row is not None
+        is_as_sampled = row is not None and not row.has_fork
         if row is None:
             row = await endpoint.scored_row(talk, tools, temperature)
         experience = experience_of_row(endpoint.chat, row, endpoint.longest_row)
         experience.multi_modal_inputs = media(endpoint.pixels(talk, row.ids))
         experience.info["temperature"] = _only_temperature(row)
-        experience.metrics["token_fork"] = float(not was_sampled)
+        experience.metrics["token_fork"] = float(not is_as_sampled)
         return experience
 
     async def _samples(self, request: SampleRequest) -> list[Sample]:

@@ -26,7 +26,8 @@ class TokenRow:
 
     ``is_sampled`` tells the model's own tokens; the others have logprob 0 and version -1.
     ``routes`` [tokens, layers, k] are those of as many tokens from the start as are known.
-    ``temperatures`` are those that the logprobs were taken at.
+    ``temperatures`` are those that the logprobs were taken at. ``has_fork`` tells of earlier replies
+    that are not among what was sampled, since they had to be encoded anew.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -35,29 +36,30 @@ class TokenRow:
     versions: list[int] = field(default_factory=list)
     routes: Tensor | None = None
     temperatures: frozenset[float] = frozenset()
+    has_fork: bool = False
 
     def with_context(self, ids: Sequence[int]) -> "TokenRow":
         """This row and tokens after it that were not sampled."""
         count = len(ids)
-        return TokenRow(
-            [*self.ids, *ids],
-            [*self.is_sampled, *[False] * count],
-            [*self.logprobs, *[0.0] * count],
-            [*self.versions, *[-1] * count],
-            self.routes,
-            self.temperatures,
+        return replace(
+            self,
+            ids=[*self.ids, *ids],
+            is_sampled=[*self.is_sampled, *[False] * count],
+            logprobs=[*self.logprobs, *[0.0] * count],
+            versions=[*self.versions, *[-1] * count],
         )
 
     def with_sampled(self, completion: Completion, temperature: float) -> "TokenRow":
         """This row and a reply."""
         count = len(completion.token_ids)
-        return TokenRow(
-            [*self.ids, *completion.token_ids],
-            [*self.is_sampled, *[True] * count],
-            [*self.logprobs, *completion.logprobs],
-            [*self.versions, *(completion.versions or [-1] * count)],
-            joined(self.routes, completion.routes),
-            self.temperatures | {temperature},
+        return replace(
+            self,
+            ids=[*self.ids, *completion.token_ids],
+            is_sampled=[*self.is_sampled, *[True] * count],
+            logprobs=[*self.logprobs, *completion.logprobs],
+            versions=[*self.versions, *(completion.versions or [-1] * count)],
+            routes=joined(self.routes, completion.routes),
+            temperatures=self.temperatures | {temperature},
         )
 
 
@@ -80,6 +82,10 @@ class Conversation:
     def beginning(self, count: int) -> "Conversation":
         """The first ``count`` messages of it."""
         return replace(self, messages=self.messages[:count])
+
+    def bare(self) -> "Conversation":
+        """Its messages alone."""
+        return Conversation(self.messages)
 
     def with_message(self, message: Message) -> "Conversation":
         """It and one message more."""
@@ -131,6 +137,7 @@ class Transcript:
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
         self._replies: dict[bytes, Reply] = {}
+        self._by_messages: dict[bytes, Reply] = {}
         self._turn_end: str | None = None
         self.num_turns = 0
         self.num_forks = 0
@@ -148,7 +155,7 @@ class Transcript:
         row = self._continued(reply, text, conversation.beginning(count))
         if row is None:
             self.num_forks += 1
-            row = TokenRow().with_context(fresh)
+            row = TokenRow(has_fork=True).with_context(fresh)
             return Prompt(conversation, row, text, goes_on=True, is_fork=True)
         has_drift = row.ids != fresh
         self.num_drifts += has_drift
@@ -157,11 +164,17 @@ class Transcript:
     def record(self, conversation: Conversation, reply: Reply) -> None:
         """Keep what was sampled in reply to a conversation."""
         for message in reply.messages:
-            self._replies[conversation.with_message(message).keys()[-1]] = reply
+            whole = conversation.with_message(message)
+            self._replies[whole.keys()[-1]] = self._by_messages[whole.bare().keys()[-1]] = reply
 
     def known_row(self, conversation: Conversation) -> TokenRow | None:
-        """The ids of a conversation that ends in a reply of this run; None if it does not."""
-        reply = self._replies.get(conversation.keys()[-1])
+        """The ids of a conversation that ends in a reply of this run; None if it does not.
+
+        One without tools and template variables is known by its messages alone.
+        """
+        key = conversation.keys()[-1]
+        is_bare = conversation == conversation.bare()
+        reply = self._replies.get(key) or (self._by_messages.get(key) if is_bare else None)
         return reply.row if reply else None
 
     def _shown(self, conversation: Conversation, *, reply_follows: bool = True) -> str:

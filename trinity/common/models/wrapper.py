@@ -160,8 +160,9 @@ class ModelWrapper:
         """A conversation as one experience in which all assistant turns are trained on.
 
         What follows the last assistant turn is left out. Turns sampled in this run keep their
-        tokens and logprobs; a conversation with other turns is encoded as a whole and its
-        logprobs are computed. One that is longer than ``max_model_len`` - 1 is cut there and
+        tokens and logprobs; of a conversation that forked (``token_fork``) those since then are
+        trained on. One that does not end in a sampled turn is encoded as a whole and its logprobs
+        are computed. One that is longer than ``max_model_len`` - 1 is cut there and
         marked ``response_truncated``.
 
         Args:

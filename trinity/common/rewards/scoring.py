@@ -211,7 +211,7 @@ class Scorer:
         return await self._awaited(await called)
 
     async def _awaited(self, result: object) -> object:
-        """What a reward that is no coroutine function gave, which may be a coroutine all the same."""
+        """What a call gave, or what that gives if it is to be awaited."""
         if not inspect.isawaitable(result):
             return result
         async with asyncio.timeout(self.policy.timeout_s):

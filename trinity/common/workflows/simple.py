@@ -111,6 +111,24 @@ class BaseSimpleWorkflow(Workflow):
             else:
                 experience.reward, experience.info[REWARD_ERROR] = None, str(outcome)
 
+    async def score_last(
+        self, replies: Sequence[Experience], messages: Messages, **more: object
+    ) -> None:
+        """`score` the last of the replies of a run: all carry its reward, and its parts as metrics.
+
+        Args:
+            messages, more: As in `score`.
+        """
+        last = replies[-1]
+        own = set(last.metrics)
+        await self.score(last, messages, **more)
+        parts = {name: value for name, value in last.metrics.items() if name not in own}
+        for reply in replies[:-1]:
+            reply.reward = last.reward
+            reply.metrics |= parts
+            if REWARD_ERROR in last.info:
+                reply.info[REWARD_ERROR] = last.info[REWARD_ERROR]
+
     def _seen_by_reward(self, experience: Experience, messages: Messages) -> dict[str, object]:
         tokens = experience.tokens[experience.prompt_length :]
         return {

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -81,6 +82,17 @@ class OpenAIEngine:
         Raises:
             ServiceError: The service refuses the request, or fails it at every try.
         """
+        replies: list[TextReply] = []
+        while left := params.n - len(replies):  # some services give one, whatever is asked for
+            seed = None if params.seed is None else params.seed + len(replies)
+            asked = replace(params, n=left, seed=seed)
+            replies += (await self._replies(messages, tools, asked))[:left]
+        return replies
+
+    async def _replies(
+        self, messages: Messages, tools: Tools | None, params: SamplingParams
+    ) -> list[TextReply]:
+        """One or more replies, ``params.n`` of a service that does as it is asked."""
         body = {
             "model": self._settings.model,
             "messages": [dict(message) for message in messages],
@@ -91,10 +103,16 @@ class OpenAIEngine:
         found = await self._request("POST", "/chat/completions", body)
         if found.status_code != httpx.codes.OK:
             raise ServiceError(f"The service answers {found.status_code}: {_reason(found)}")
-        answer = found.json()
+        try:
+            answer = found.json()
+            replies = [_reply(choice) for choice in answer["choices"]]
+        except (ValueError, LookupError, TypeError):
+            replies = []
+        if not replies:
+            raise ServiceError(f"The service answers with no reply: {_reason(found)}")
         usage = answer.get("usage") or {}
         self._num_tokens += usage.get("completion_tokens", 0)
-        return [_reply(choice) for choice in answer["choices"]]
+        return replies
 
     async def sample(
         self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str | None = None

@@ -14,8 +14,8 @@ def merge_turns(experiences: Sequence[Experience]) -> list[Experience]:
     """Each chain of replies, where the tokens of one begin those of the next, as one experience.
 
     A reply whose prompt is not what came before (another conversation, or a template that shows
-    earlier turns differently) begins a chain of its own. Rewards and metrics are those of the
-    last reply of a chain.
+    earlier turns differently), or that was sampled at another temperature, begins a chain of its
+    own. Rewards and metrics are those of the last reply of a chain; ``token_fork`` is the first's.
     """
     chains: list[list[Experience]] = []
     for experience in experiences:
@@ -28,10 +28,14 @@ def merge_turns(experiences: Sequence[Experience]) -> list[Experience]:
 
 
 def _goes_on(earlier: Experience, later: Experience) -> bool:
-    """Whether the prompt of ``later`` begins with all tokens of ``earlier``."""
+    """Whether the prompt of ``later`` begins with all tokens of ``earlier``, and both may be a row.
+
+    A row is trained at one temperature.
+    """
     length = len(earlier.tokens)
+    is_alike = earlier.info.get("temperature") == later.info.get("temperature")
     is_longer = later.prompt_length >= length
-    return is_longer and torch.equal(later.tokens[:length], earlier.tokens)
+    return is_alike and is_longer and torch.equal(later.tokens[:length], earlier.tokens)
 
 
 def _merged(chain: Sequence[Experience]) -> Experience:
@@ -61,10 +65,11 @@ def _merged(chain: Sequence[Experience]) -> Experience:
         reward=last.reward,
         truncate_status=last.truncate_status,
         info={**first.info, **last.info},
-        metrics=dict(last.metrics),
+        metrics={**last.metrics, **{n: v for n, v in first.metrics.items() if n == "token_fork"}},
         prompt_text=first.prompt_text,
         response_text=last.response_text,
         messages=last.messages,
         tools=last.tools,
+        multi_modal_inputs=last.multi_modal_inputs,
         custom_fields=last.custom_fields,
     )

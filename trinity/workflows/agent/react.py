@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from trinity.common.experience import Experience
 from trinity.common.models.api.errors import CONTEXT_LENGTH_EXCEEDED
-from trinity.common.workflows import REWARD_ERROR, BaseSimpleWorkflow
+from trinity.common.workflows import BaseSimpleWorkflow
 from trinity.workflows.agent.merge import merge_turns
 from trinity.workflows.agent.tools import Tool, load_tools
 
@@ -74,12 +74,7 @@ class AgentWorkflow(BaseSimpleWorkflow):
 
     async def _give_reward(self, replies: Sequence[Experience], answer: str) -> None:
         """Score ``answer`` once; every reply carries the reward."""
-        last = replies[-1]
-        await self.score(last, self.format_messages(), response=answer)
-        for reply in replies[:-1]:
-            reply.reward, reply.metrics = last.reward, dict(last.metrics)
-            if REWARD_ERROR in last.info:
-                reply.info[REWARD_ERROR] = last.info[REWARD_ERROR]
+        await self.score_last(replies, self.format_messages(), response=answer)
 
 
 class ReActWorkflow(AgentWorkflow):

@@ -63,9 +63,11 @@ class Tool:
                 result = await self.function(**values)
             else:
                 result = await shared_threads().run(partial(self.function, **values))
+            if inspect.isawaitable(result):  # a decorator may hide a coroutine
+                result = await result
+            text = result if isinstance(result, str) else json.dumps(result, default=str)
         except Exception as error:  # a tool: its error is what the model is told
             return f"Error: {type(error).__name__}: {error}"[: self.limit]
-        text = result if isinstance(result, str) else json.dumps(result, default=str)
         return text if len(text) <= self.limit else text[: self.limit] + " [cut]"
 
 
@@ -117,7 +119,7 @@ def type_schema(hint: object) -> dict[str, Any]:
     """JSON schema of an annotation: plain types, lists, optional and literal ones."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return {"type": "string", "enum": list(arguments)}
+        return {**type_schema(type(arguments[0])), "enum": list(arguments)}
     if origin in (Union, types.UnionType):
         return type_schema(next(a for a in arguments if a is not type(None)))
     if origin is list and arguments:

@@ -84,16 +84,21 @@ class TextGameWorkflow(EnvWorkflow):
         if self._score >= 1 or not self.task.workflow_args.get("reflect", False):
             return first
         try:
-            messages = await self._call(self.begin)
-            return await self._episode(await self._with_reflection(messages, first))
+            asked = await self._with_reflection(await self._call(self.begin), first)
+            return first if asked is None else await self._episode(asked)
         finally:
             await self._call(self.end)
 
-    async def _with_reflection(self, messages: Messages, first: list[Experience]) -> Messages:
+    async def _with_reflection(
+        self, messages: Messages, first: list[Experience]
+    ) -> Messages | None:
+        """What the second try begins with; None if the first is too long to be thought of."""
         said = "\n".join(reply.response_text or "" for reply in first)
         asked = [*messages, {"role": "assistant", "content": said}]
         asked.append({"role": "user", "content": _REFLECT})
         [thought] = await self.model.chat_async(asked, n=1, **self.rollout_args)
+        if thought.truncate_status == "prompt_truncated":
+            return None
         note = f"{messages[1]['content']}\n\nYou tried before, and noted:\n{thought.response_text}"
         return [messages[0], {"role": "user", "content": note}]
 

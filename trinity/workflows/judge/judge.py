@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trinity.common.errors import NotSetUpError
 from trinity.common.experience import Experience
 from trinity.common.extras import needed
+from trinity.common.models.messages import content_text
 from trinity.common.rewards import RewardError, RewardPolicy, Scorer
 
 if TYPE_CHECKING:
@@ -111,8 +112,10 @@ def begun(messages: Messages, prefix: str) -> Messages:
     return [*messages, {"role": "assistant", "content": prefix}] if prefix else messages
 
 
-def fenced(name: str, text: str | None) -> str:
-    """A text for a judge to read, inside tags that the text itself can't close."""
+def fenced(name: str, text: str | Messages | None) -> str:
+    """A text, or a conversation, for a judge to read, inside tags that it can't close itself."""
+    if isinstance(text, list):
+        text = "\n\n".join(f"{message.get('role')}: {content_text(message)}" for message in text)
     safe = _MARK.sub(lambda match: match[0].replace("<", "‹").replace(">", "›"), text or "")
     return f'<data name="{name}">\n{safe}\n</data>'
 
