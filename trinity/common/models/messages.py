@@ -125,7 +125,7 @@ def parsed_arguments(arguments: object) -> object:
 
 
 def well_formed(text: str) -> str:
-    """``text`` with U+FFFD for each half of a surrogate pair: JSON may escape one, UTF-8 has none."""
+    """``text`` with U+FFFD for half a surrogate pair: JSON may escape one, UTF-8 has none."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

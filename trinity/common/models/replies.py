@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 from trinity.common.experience import Experience
@@ -108,7 +108,9 @@ def text_until_stop(chat: ChatFormat, completion: Completion, stops: Sequence[st
     if completion.finish_reason != "stop" or not any(stops):
         return text
     before = chat.decode(completion.token_ids[:-1], skip_special_tokens=True)
-    known = len(commonprefix((before, text)))
+    known = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False))
+    )
     found = [text.find(stop, max(known - len(stop) + 1, 0)) for stop in stops if stop]
     return text[: min((place for place in found if place >= 0), default=len(text))]
 

@@ -26,8 +26,8 @@ class TokenRow:
 
     ``is_sampled`` tells the model's own tokens; the others have logprob 0 and version -1.
     ``routes`` [tokens, layers, k] are those of as many tokens from the start as are known.
-    ``temperatures`` are those that the logprobs were taken at. ``has_fork`` tells of earlier replies
-    that are not among what was sampled, since they had to be encoded anew.
+    ``temperatures`` are those that the logprobs were taken at. ``has_fork`` tells of earlier
+    replies that are not among what was sampled, since they had to be encoded anew.
     """
 
     ids: list[int] = field(default_factory=list)
