@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,9 +32,25 @@ def ray_head(num_cpus: int = 1) -> Iterator[str]:
         subprocess.run(command, check=True, capture_output=True, timeout=300, env=env)
         yield f"127.0.0.1:{port}"
     finally:
-        for process in psutil.process_iter():
+        killed = [process for process in psutil.process_iter() if _is_marked(process, mark)]
+        for process in killed:
             with suppress(psutil.Error):
-                if process.environ().get(_MARK) == mark:
-                    process.kill()
+                process.kill()
+        while any(map(_lives, killed)):
+            time.sleep(0.01)
         if own:
             shutil.rmtree(own, ignore_errors=True)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(_MARK) == mark
+    except psutil.Error:
+        return False
