@@ -103,6 +103,12 @@ async def test_staleness_is_that_of_the_oldest_trained_token():
     assert metrics["sample/model_version/min"] == 9
 
 
+async def test_staleness_bounds_are_kept_between_whole_versions():
+    reader = ListReader(rollouts(7, 8, 9))
+    strategy = SAMPLE_STRATEGY.get("staleness_control")(reader, 1, max_staleness=1.5)
+    assert [e.info["model_version"] for e in (await strategy.sample(step=10))[0]] == [8]
+
+
 async def test_staleness_without_a_bound_keeps_all():
     strategy = SAMPLE_STRATEGY.get("staleness_control")(ListReader(rollouts(0, 1)), 2)
     assert strategy.default_args() == {"max_staleness": math.inf}

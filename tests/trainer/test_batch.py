@@ -5,6 +5,7 @@ import torch
 
 from tests.algorithm.batches import experience
 from trinity.common.experience import CustomField, Experience
+from trinity.trainer.backends.torch.microbatch import MicroBatchRule, plan_micro_batches
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.split import split_rows
 
@@ -63,3 +64,19 @@ def test_a_pair_of_which_one_answer_is_trained_stays_together():
     pairs = {"pair_id": torch.tensor([0, 0, 1, 1]), "is_chosen": torch.tensor([1, 0, 1, 0]).bool()}
     batch = TrainBatch.from_experiences(exps).with_columns(**pairs)
     assert sorted(split_rows(batch, 2)) == [[0, 1], [2, 3]]
+
+
+def preferences(*answers: tuple[int, int]) -> list[Experience]:
+    """Preference pairs by the lengths of their answers."""
+    return [
+        Experience(eid={"task": task}, tokens=[1, 2], chosen=[3] * chosen, rejected=[4] * rejected)
+        for task, (chosen, rejected) in enumerate(answers)
+    ]
+
+
+def test_a_pair_with_an_empty_answer_is_not_trained_on():
+    batch = TrainBatch.from_experiences(preferences((3, 0), (2, 4)))
+    assert batch["action_mask"].sum(dim=1).tolist() == [0, 0, 2, 4]
+    planned = [micro.rows for micro in plan_micro_batches(batch, MicroBatchRule())]
+    assert planned == [[2, 3]]
+    assert TrainBatch.from_experiences(preferences((0, 2))).num_trained_tokens == 0

@@ -3,11 +3,13 @@
 import math
 
 import pytest
+import torch
 
 from tests.trainer.backends.test_torch_engine import settings
 from tests.trainer.test_trainer import FakeSource, trainer
 from tests.trainer.toy import groups, model_folder
 from trinity.algorithm import KL_FN
+from trinity.common.config.algorithm import LOSS_AGG_MODES
 from trinity.trainer.backends.torch.engine import TorchTrainEngine
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.loss import Objective
@@ -30,6 +32,21 @@ async def test_the_coefficient_of_the_loss_moves_by_the_kl_of_the_step(tmp_path)
     assert objective.kl_loss_fn.kl_coef == pytest.approx(0.1 * (1 + 0.2 * len(batch) / 100))
 
 
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+async def test_the_kl_that_moves_it_is_per_token_whatever_the_loss_is_a_mean_of(tmp_path, mode):
+    batch = TrainBatch.from_experiences(groups())
+    engine = TorchTrainEngine(settings(model_folder(tmp_path / "model")))
+    await engine.prepare()
+    logprob = (await engine.forward(batch))["logprob"]
+    gap = torch.linspace(0.5, 1.5, logprob.shape[1])
+    kl = float(gap.expand_as(logprob)[batch["action_mask"]].mean())
+    batch = batch.with_columns(ref_logprob=logprob - gap)
+    near = {**ADAPTIVE, "target_kl": kl / 1.1}
+    objective = Objective.from_names("ppo", None, "abs", near, loss_agg_mode=mode)
+    await Updater(engine, objective).update(batch, 1, {})
+    assert objective.kl_loss_fn.kl_coef == pytest.approx(0.1 * (1 + 0.1 * len(batch) / 100))
+
+
 class Measured:
     """A `TrainEngine` that finds the KL it is told."""
 
@@ -37,7 +54,7 @@ class Measured:
         self.kl = kl
 
     async def forward_backward(self, batch, objective, which="actor") -> dict[str, float]:
-        return {"actor/kl_loss": self.kl}
+        return {"actor/kl_per_token": self.kl}
 
     async def optim_step(self, which="actor") -> dict[str, float]:
         return {}

@@ -70,3 +70,12 @@ def test_rows_are_idle_where_only_the_policy_loss_acts_and_all_advantages_are_ze
         Objective.from_names("sft"),
     ):
         assert other.idle_rows(rows).tolist() == [False, False]
+
+
+def test_rows_without_advantage_are_not_idle_where_the_policy_loss_acts_on_them_otherwise():
+    """Else they go through the model twice: without gradient, and when it is found with it."""
+    rows = batch(advantages=torch.zeros(2, 2), expert_mask=torch.tensor([True, False]))
+    assert Objective.from_names("mix").idle_rows(rows).tolist() == [False, True]
+    pulled = Objective.from_names("rec", {"regularizer": "k2", "regularizer_coef": 0.1})
+    assert pulled.idle_rows(rows).tolist() == [False, False]
+    assert Objective.from_names("rec").idle_rows(rows).tolist() == [True, True]

@@ -176,9 +176,14 @@ class TrainBatch:
 
 
 def _as_rows(experience: Experience) -> list[Experience]:
-    if experience.experience_type == "dpo":
-        return split_dpo_experience_to_single_turn([experience])
-    return [experience]
+    """The rows of an experience; of a pair with an empty answer none is trained on."""
+    if experience.experience_type != "dpo":
+        return [experience]
+    rows = split_dpo_experience_to_single_turn([experience])
+    if not all(row.response_length for row in rows):
+        for row in rows:
+            row.action_mask = torch.zeros(row.response_length, dtype=torch.bool)
+    return rows
 
 
 def _ids(keys: Sequence[object]) -> Tensor:

@@ -11,7 +11,7 @@ from trinity.algorithm.aggregate import count_of, mean_metric
 from trinity.algorithm.entropy_loss_fn import ENTROPY_LOSS_FN
 from trinity.algorithm.entropy_loss_fn.entropy import EntropyLossFn
 from trinity.algorithm.kl_fn import KL_FN
-from trinity.algorithm.kl_fn.base import KLFn
+from trinity.algorithm.kl_fn.base import PER_TOKEN, KLFn
 from trinity.algorithm.policy_loss_fn import POLICY_LOSS_FN
 from trinity.algorithm.policy_loss_fn.base import PolicyLossFn
 from trinity.trainer.batch import TrainBatch
@@ -119,8 +119,9 @@ class Objective:
 
         ``num_rows`` are those with a trained token.
         """
-        if self.kl_loss_fn is not None and "actor/kl_loss" in metrics:
-            self.kl_loss_fn.update_kl_coef(metrics["actor/kl_loss"], num_rows)
+        name = f"actor/{PER_TOKEN}"
+        if self.kl_loss_fn is not None and name in metrics:
+            self.kl_loss_fn.update_kl_coef(metrics[name], num_rows)
 
     @property
     def unit(self) -> Literal["row", "pair"]:
@@ -130,15 +131,20 @@ class Objective:
     def idle_rows(self, batch: TrainBatch) -> Tensor:
         """[B] True on rows that most likely have no gradient: a hint, which is checked.
 
-        True where all advantages are 0, if nothing but the policy loss acts on the policy.
+        True where all advantages are 0, if nothing but these make the loss act on the policy: no
+        bonus or KL, no regulariser, no expert data.
         """
-        has_bonus = bool(getattr(self.entropy_loss_fn, "entropy_coef", 0.0))
-        if has_bonus or self.kl_loss_fn is not None or "advantages" not in batch:
-            return torch.zeros(len(batch), dtype=torch.bool)
-        if "advantages" not in self.policy_loss_fn.inputs():
+        inputs = self.policy_loss_fn.inputs()
+        has_more = (
+            getattr(self.entropy_loss_fn, "entropy_coef", 0.0)
+            or getattr(self.policy_loss_fn, "regularizer_coef", 0.0)
+            or self.kl_loss_fn is not None
+        )
+        if has_more or "advantages" not in inputs or "advantages" not in batch:
             return torch.zeros(len(batch), dtype=torch.bool)
         weight_BT = batch["advantages"].masked_fill(~batch["action_mask"], 0.0)
-        return ~weight_BT.any(dim=1)
+        is_idle_B = ~weight_BT.any(dim=1)
+        return is_idle_B & ~batch["expert_mask"] if "expert_mask" in inputs else is_idle_B
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: TrainBatch) -> tuple[Tensor, Metrics]:
         tensors = {**batch.columns(), **outputs}

@@ -9,11 +9,14 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from trinity.algorithm.aggregate import aggregate_loss, as_metric
+from trinity.algorithm.aggregate import aggregate_loss, as_metric, mean_metric
 from trinity.algorithm.base import Method
 from trinity.algorithm.utils import masked_mean, visible
 
 Metrics = dict[str, Tensor]
+
+PER_TOKEN = "kl_per_token"
+"""Metric by which an adaptive coefficient of the loss is steered: nats."""
 
 _MAX_RELATIVE_ERROR = 0.2
 
@@ -66,11 +69,17 @@ class KLFn(Method, ABC):
         loss_agg_mode: str = "token-mean",
         old_logprob: Tensor | None = None,
     ) -> tuple[Tensor, Metrics]:
-        """The share of the KL in the loss; metrics have it without the coefficient."""
+        """The share of the KL in the loss; metrics have it without the coefficient.
+
+        Of an adaptive one there is `PER_TOKEN` too, whatever the loss is a mean of.
+        """
         kl_BT = self._masked_kl(logprob, ref_logprob, response_mask, old_logprob)
         kl = aggregate_loss(kl_BT, response_mask, loss_agg_mode)
         coef = torch.tensor(self.kl_coef, device=kl.device)
-        return kl * self.kl_coef, {"kl_loss": as_metric(kl, response_mask), "kl_coef": coef}
+        metrics = {"kl_loss": as_metric(kl, response_mask), "kl_coef": coef}
+        if self.adaptive:
+            metrics[PER_TOKEN] = mean_metric(kl_BT, response_mask)
+        return kl * self.kl_coef, metrics
 
     def apply_kl_penalty_to_reward(
         self,

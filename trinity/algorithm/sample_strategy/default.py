@@ -57,7 +57,7 @@ class StalenessControlSampleStrategy(SampleStrategy):
         self.max_staleness = max_staleness
 
     async def read(self, step: int) -> tuple[list[Experience], Metrics]:
-        least = int(max(step - self.max_staleness - 1, 0))
+        least = math.ceil(max(step - self.max_staleness - 1, 0))
         fresh: list[Experience] = []
         num_dropped = 0
         while len(fresh) < self.batch_size:

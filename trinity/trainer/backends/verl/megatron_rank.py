@@ -66,7 +66,7 @@ class MegatronTrainRank(VerlTrainRank):
         for role, model in self._megatron_models().items():
             model.save(atomic.aside_of(path) / role)
             folder = self._hf_folder(model, hf and role == "actor")
-            if self._rank.rank == 0:
+            if folder is not None:
                 self._folders[role] = folder
 
     def _load(self, path: Path, weights_only: bool) -> None:

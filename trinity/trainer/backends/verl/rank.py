@@ -175,14 +175,16 @@ class VerlTrainRank(CheckpointParts):
         states = {}
         for role, model in self._trained().items():
             folder = self._hf_folder(model, hf and role == "actor")
-            own = folder if rank == 0 else None
-            states[role] = copy_of(model, own, rank, world_size)
+            states[role] = copy_of(model, folder, rank, world_size)
         return states
 
-    def _hf_folder(self, model: "VerlModel", has_weights: bool) -> HuggingFaceFolder:
-        weights = None
-        if has_weights:
-            weights = {name: weight.clone().cpu() for name, weight in model.export()}
+    def _hf_folder(self, model: "VerlModel", has_weights: bool) -> HuggingFaceFolder | None:
+        """The folder, on the first rank; all take part in putting weights together."""
+        whole = model.export() if has_weights else None
+        if self._rank.rank:
+            deque(whole or (), maxlen=0)
+            return None
+        weights = None if whole is None else {n: w.to("cpu", copy=True) for n, w in whole}
         return HuggingFaceFolder(model.plain, model.source, self._settings.chat_template, weights)
 
     def _load(self, path: Path, weights_only: bool) -> None:

@@ -51,17 +51,18 @@ def tensordict_of(batch: TrainBatch, rows: Sequence[int], way: Way) -> Any:
     fillers = num_units * unit - len(rows)
     ids = [tokens[row].long() for row in rows] + [tokens[0][:1].long()] * fillers
     numbers = torch.tensor([*rows, *[FILLER] * fillers])
+    heats = temperatures(batch, numbers, way.temperature or 1.0)
     return tensordict_utils.get_tensordict(
         {
             "input_ids": _nested(ids),
             "position_ids": _nested([torch.arange(len(row)) for row in ids]),
             "loss_mask": (numbers != FILLER).long(),
             "row": numbers,
-            **_own_temperatures(batch, numbers, way.temperature or 1.0),
+            **({"temperature": heats} if isinstance(heats, Tensor) else {}),
         },
         non_tensor_dict={
             **cut,
-            **({} if "temperature" in batch else {"temperature": way.temperature or 1.0}),
+            **({} if isinstance(heats, Tensor) else {"temperature": heats}),
             "force_group_size": unit,
             "use_remove_padding": way.packs,
             "use_fused_kernels": way.fused,
@@ -90,13 +91,20 @@ def _largest_of_ranks(*figures: int) -> list[int]:
     return [int(figure) for figure in found]
 
 
-def _own_temperatures(batch: TrainBatch, numbers: Tensor, default: float) -> dict[str, Tensor]:
-    """Temperature of each row, if some have their own; the others have ``default``."""
-    if "temperature" not in batch:
-        return {}
+def temperatures(batch: TrainBatch, numbers: Tensor, default: float) -> float | Tensor:
+    """Temperature of each row of these numbers; one number where all have the same.
+
+    Rows without one of their own have ``default``. veRL's fused kernels take one number alone, and
+    where that is 1 its others spare a copy of all logits.
+    """
+    rows = numbers[numbers != FILLER]
+    if "temperature" not in batch or not len(rows):
+        return default
     own = batch["temperature"].float()
     own = torch.where(own > 0, own, default)
-    return {"temperature": torch.where(numbers == FILLER, 1.0, own[numbers])}
+    if bool((own[rows] == own[rows[0]]).all()):
+        return float(own[rows[0]])
+    return torch.where(numbers == FILLER, 1.0, own[numbers])
 
 
 def _nested(rows: Sequence[Tensor]) -> Tensor:
