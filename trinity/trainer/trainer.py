@@ -102,6 +102,8 @@ class Trainer:
     show: Show | None = None
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("trainer"))
     step: int = 0
+    _num_trained: int = 0
+    _why_skipped: str = ""
     _published: int = 0
     _saving: asyncio.Task[None] | None = None
     _reading: "asyncio.Future[Sample] | None" = None
@@ -120,7 +122,11 @@ class Trainer:
         self._step_ended_at = self._published_at = time.perf_counter()
 
     async def run(self) -> None:
-        """All steps, in order; then the last weights are published and saved."""
+        """All steps, in order; then the last weights are published and saved.
+
+        Raises:
+            RuntimeError: No step had a token to train on.
+        """
         while not self._is_done():
             metrics: Metrics = {}
             try:
@@ -189,11 +195,12 @@ class Trainer:
             batch = TrainBatch.from_experiences(experiences) if experiences else None
             if batch is None or batch.num_trained_tokens == 0:
                 metrics["actor/skipped_steps"] = 1.0
-                why = _why_none_is_trained(experiences)
+                self._why_skipped = why = _why_none_is_trained(experiences)
                 self.logger.warning("Step %d has no token to train on: %s.", self.step, why)
                 return
             batch = await self.preparation.complete(batch, metrics)
             await self.updater.update(batch, self.step, metrics)
+            self._num_trained += 1
         metrics |= batch.summary()
         metrics |= self.cost.metrics(batch, metrics, await self.engine.health())
         metrics["sample/experience_count"] = float(len(experiences))
@@ -287,13 +294,25 @@ class Trainer:
                 await self.publish(metrics)
         finally:
             await self.board.close(f"the trainer ended after step {self.step}")
+        if self.step > 0 and not self._is_stopping:
+            self._refuse_no_training()
         if self.step > 0:
             await self._save(is_last=True)
+
+    def _refuse_no_training(self) -> None:
+        """A job that trained nothing is not finished, and has no last checkpoint."""
+        if self._num_trained == 0:
+            steps = "its only step" if self.step == 1 else f"all of its {self.step} steps"
+            raise RuntimeError(
+                f"Nothing was trained: {steps} had no token to train on. The last one: "
+                f"{self._why_skipped}. Mend that, and begin anew (continue_from_checkpoint=false)."
+            )
 
     def state_dict(self) -> dict[str, object]:
         """What ``trainer_meta.json`` keeps: step, position in the data, adaptive coefficients."""
         return {
             "latest_iteration": self.step,
+            "trained_iterations": self._num_trained,
             "sample_strategy_state": self.source.state_dict(),
             "kl_state": {name: kl.state_dict() for name, kl in self._kl_fns().items()},
         }
@@ -301,6 +320,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on after the step of ``state``; call before `prepare`."""
         self.step = int(state["latest_iteration"])  # type: ignore[call-overload]  # from state_dict
+        self._num_trained = int(state.get("trained_iterations", self.step))  # type: ignore[call-overload]  # from state_dict
         self.source.load_state_dict(state["sample_strategy_state"])  # type: ignore[arg-type]  # from state_dict
         kl_state: dict[str, dict[str, float]] = state.get("kl_state", {})  # type: ignore[assignment]  # from state_dict
         for name, kl in self._kl_fns().items():

@@ -32,6 +32,17 @@ DOUBTFUL = [
     ({"model.logprobs": 3}, "model.logprobs has no effect"),
     ({"buffer.explorer_input.taskset.rollout_args": {"n": 4}}, "taskset.rollout_args.n has no"),
     (
+        {"buffer.explorer_input.taskset.workflow_args": {"max_turn": 2}},
+        "taskset.workflow_args.max_turn has no effect on math_workflow. It reads: none.",
+    ),
+    (
+        {
+            "buffer.explorer_input.taskset.default_workflow_type": "math_hint_workflow",
+            "buffer.explorer_input.taskset.workflow_args": {"max_turn": 2},
+        },
+        "Did you mean max_turns?",
+    ),
+    (
         {
             "algorithm": {"algorithm_type": "mix", "repeat_times": 2},
             "buffer.train_batch_size": 128,
@@ -47,6 +58,22 @@ def test_a_doubtful_setting_is_told(edits, says):
     [advice] = find_advice(Config.model_validate(with_edits(edits)))
     assert says in advice
     edits = {**edits, "ignore_validator_suggestions": True}
+    assert find_advice(Config.model_validate(with_edits(edits))) == []
+
+
+def test_what_a_workflow_reads_is_not_told_of():
+    edits = {
+        "buffer.explorer_input.taskset.default_workflow_type": "frozen_lake_workflow",
+        "buffer.explorer_input.taskset.workflow_args": {"max_turns": 2, "desc": ["SF", "FG"]},
+    }
+    assert find_advice(Config.model_validate(with_edits(edits))) == []
+
+
+def test_rows_with_workflows_of_their_own_may_need_any_argument():
+    edits = {
+        "buffer.explorer_input.taskset.format": {"workflow_key": "workflow"},
+        "buffer.explorer_input.taskset.workflow_args": {"max_turn": 2},
+    }
     assert find_advice(Config.model_validate(with_edits(edits))) == []
 
 

@@ -8,12 +8,16 @@ from trinity.common.config.arithmetic import rollouts_per_step
 from trinity.common.config.buffer import GenerationConfig
 from trinity.common.config.case import Case, cases_of
 from trinity.common.config.check_adapters import models_of
+from trinity.common.config.check_data import tasksets_of
 from trinity.common.config.derive_data import EXPERIENCES, INPUT, ROLLOUT
 from trinity.common.config.derive_trainer import sequence_shares
 from trinity.common.config.inference_model import InferenceModelConfig
 from trinity.common.config.model import ModelConfig
+from trinity.common.config.names import table_of
+from trinity.common.config.nearest import nearest
 from trinity.common.config.root import Config
 from trinity.common.config.shape import find_positions
+from trinity.common.config.signatures import workflow_arguments
 from trinity.common.config.verl.keys import ACTOR, leaves
 from trinity.common.constants import EngineType
 
@@ -183,6 +187,19 @@ def _without_effect(case: Case) -> Iterator[str]:
         yield f"{', '.join(several)} has no effect: repeat_times says how many samples there are."
 
 
+def _unread_arguments(case: Case) -> Iterator[str]:
+    """Not where rows name workflows of their own: they all get the same arguments."""
+    for _, key, taskset in tasksets_of(case):
+        name = taskset.default_workflow_type or ""
+        if name not in table_of("WORKFLOWS") or taskset.format.workflow_key:
+            continue
+        known = workflow_arguments(name)
+        for argument in [given for given in taskset.workflow_args if given not in known]:
+            close = nearest(argument, known)
+            meant = f"Did you mean {close}?" if close else f"It reads: {', '.join(known) or 'none'}."
+            yield f"{key}.workflow_args.{argument} has no effect on {name}. {meant}"
+
+
 _ALL: tuple[Callable[[Case], Iterator[str]], ...] = (
     _batch,
     _micro_batch,
@@ -195,4 +212,5 @@ _ALL: tuple[Callable[[Case], Iterator[str]], ...] = (
     _eval,
     _critic_of_another,
     _without_effect,
+    _unread_arguments,
 )

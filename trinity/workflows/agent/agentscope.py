@@ -64,7 +64,11 @@ class AgentScopeAdapterWorkflow(AgentWorkflow):
     result has ``reward``. Both may have ``metrics``, and take fewer arguments. ``task`` is the row.
     """
 
-    argument_types: ClassVar[Mapping[str, Any]] = {"workflow_func": str, "judge_func": str | None}
+    argument_types: ClassVar[Mapping[str, Any]] = {
+        "workflow_func": str,
+        "judge_func": str | None,
+        "context_size": int | None,
+    }
     default_reward_fn: ClassVar[None] = None  # type: ignore[assignment]  # judge_func is the reward
 
     async def run_async(self) -> list[Experience]:

@@ -30,6 +30,7 @@ class FrozenLakeWorkflow(EnvWorkflow):
         "env_max_steps": int,
         "agent_max_steps": int,
         "is_slippery": bool,
+        "desc": Any,
     }
 
     def begin(self) -> Messages:
