@@ -225,6 +225,25 @@ async def test_evaluates_at_the_start_on_the_interval_and_at_the_end():
     assert evals[0][1]["eval/unseen/accuracy/mean@1"] == 1.0
 
 
+@pytest.mark.parametrize(("num_cut", "is_refused"), [(2, True), (1, False)])
+async def test_prompts_that_are_all_too_long_make_no_finished_run(num_cut: int, is_refused: bool):
+    scene = Scene(steps=2)
+    answer = scene.scheduler.collect
+
+    async def collect(batch_id: int | str, **how: float) -> BatchResult:
+        result = await answer(batch_id, **how)
+        if isinstance(batch_id, int) and batch_id <= num_cut:
+            for experience in result.experiences:
+                experience.truncate_status = "prompt_truncated"
+        return result
+
+    scene.scheduler.collect = collect
+    refused = pytest.raises(RuntimeError, match=r"all prompts .* longer than model.max_prompt")
+    with refused if is_refused else nullcontext():
+        await scene.run_with_trainer(2)
+    assert "closed" in scene.events
+
+
 def evaluations_fail(scene: Scene, first: int = 0) -> None:
     """Every task of the evaluations from number ``first`` on fails."""
     answer, seen = scene.scheduler.collect, itertools.count()

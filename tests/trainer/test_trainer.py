@@ -246,16 +246,49 @@ async def test_the_share_of_prompts_that_were_cut_is_told():
     assert reports[0]["response_length/clip_ratio"] == 0.0
 
 
+class EmptyAtFirst(FakeSource):
+    """Its first batch has no token to train on."""
+
+    async def sample(self, step: int):
+        batch, *rest = await super().sample(step)
+        if step > 1:
+            return batch, *rest
+        masked = groups(2, 2)
+        for experience in masked:
+            experience.action_mask[:] = False
+        return masked, *rest
+
+
 async def test_a_batch_without_trained_tokens_is_skipped_and_counted():
-    source = FakeSource(1)
-    for experience in source.batch:
-        experience.action_mask[:] = False
     reports = []
-    subject = trainer(source)
+    subject = trainer(EmptyAtFirst(2))
     subject.report = lambda role, step, metrics: reports.append(metrics)
     await subject.run()
-    assert reports[0]["actor/skipped_steps"] == 1.0
-    assert "step" not in subject.engine.calls
+    assert [found.get("actor/skipped_steps") for found in reports] == [1.0, None]
+    assert subject.engine.calls.count("step") == 1
+    assert subject.state_dict()["trained_iterations"] == 1
+
+
+async def test_a_run_that_trained_nothing_is_not_finished():
+    source = FakeSource(2)
+    for experience in source.batch:
+        experience.action_mask[:] = False
+    subject = trainer(source)
+    with pytest.raises(RuntimeError, match=r"all of its 2 steps had no token .* are masked\. Mend"):
+        await subject.run()
+    assert await subject.board.is_over()
+    assert subject.checkpoints.completed == []
+
+
+async def test_nor_is_its_resume_but_that_of_one_that_trained_is(tmp_path):
+    state = {"latest_iteration": 2, "sample_strategy_state": {"given": 2}}
+    subject = trainer(FakeSource(2))
+    subject.load_state_dict({**state, "trained_iterations": 0})
+    with pytest.raises(RuntimeError, match="had no token to train on. Mend"):
+        await subject.run()
+    subject = trainer(FakeSource(2))
+    subject.load_state_dict({**state, "trained_iterations": 1})
+    await subject.run()
 
 
 @pytest.mark.parametrize(
@@ -272,7 +305,8 @@ async def test_a_skipped_step_says_why(status, why, caplog):
         experience.truncate_status = status
     subject = trainer(source)
     subject.logger.addHandler(caplog.handler)
-    await subject.run()
+    with pytest.raises(RuntimeError, match=f"its only step had no .* The last one: {why}"):
+        await subject.run()
     assert f"Step 1 has no token to train on: {why}." in caplog.messages
 
 
@@ -295,7 +329,8 @@ async def test_an_empty_read_counts_as_a_skipped_step():
     source = FakeSource(2)
     source.batch = []
     subject = trainer(source)
-    await subject.run()
+    with pytest.raises(RuntimeError, match="all of its samples failed or were left out"):
+        await subject.run()
     assert (await subject.board.newest())[0] == 2
 
 

@@ -132,6 +132,8 @@ class Explorer:
     version: int = 0
     _evaluated: tuple[int, int] | None = None
     _failed_steps: int = 0
+    _num_cut: int = 0
+    _num_sampled: int = 0
     _num_evaluated: int = 0
     _last_failure: str = ""
     _is_stopping: bool = False
@@ -163,7 +165,11 @@ class Explorer:
         await within(START_TIMEOUT_S, wait, f"engine {index}", "the start", hint)
 
     async def run(self) -> None:
-        """All steps, in order; the experience writer is closed at the end."""
+        """All steps, in order; the experience writer is closed at the end.
+
+        Raises:
+            RuntimeError: Nothing was sampled: all tasks failed, or all prompts are too long.
+        """
         self._finished_state = self.state_dict()
         await self.take_newest_weights()
         self._synced_at, before = time.perf_counter(), self.step
@@ -189,6 +195,7 @@ class Explorer:
             await self._evaluate_if_due()
         self._refuse_failure_throughout(self.step - before)
         await self._finish()
+        self._refuse_long_prompts_alone()
 
     def _tell(self, metrics: Metrics) -> None:
         self.report("explorer", self.step, metrics)
@@ -222,6 +229,9 @@ class Explorer:
             )
         metrics |= self._rollout_metrics(result, metrics["rollout/time/step"])
         self._refuse_endless_failure(result)
+        cut = _num_cut(result)
+        self._num_cut += cut
+        self._num_sampled += len(result.experiences) - cut
         return result
 
     async def _collect(
@@ -268,6 +278,18 @@ class Explorer:
         if num_steps and self._failed_steps == num_steps and not self._is_stopping:
             steps = "the only step" if num_steps == 1 else f"all {num_steps} steps"
             raise self._failure(f"{steps} of this run")
+
+    def _refuse_long_prompts_alone(self) -> None:
+        """End a run whose experiences are all stand-ins for prompts that were too long.
+
+        Raises:
+            RuntimeError: Says so.
+        """
+        if self._num_cut and not self._num_sampled and not self._is_stopping:
+            raise RuntimeError(
+                "Nothing was sampled: all prompts of this run are longer than "
+                "model.max_prompt_tokens. Raise it, or shorten them."
+            )
 
     def _failure(self, where: str) -> RuntimeError:
         return RuntimeError(
@@ -483,3 +505,8 @@ class Explorer:
         """End runners and engines."""
         await self.scheduler.close()
         await asyncio.gather(*(e.close() for e in self.engines), return_exceptions=True)
+
+
+def _num_cut(result: BatchResult) -> int:
+    """Stand-ins for prompts that were too long to be answered."""
+    return sum(e.truncate_status == "prompt_truncated" for e in result.experiences)

@@ -303,9 +303,10 @@ class Trainer:
         """A job that trained nothing is not finished, and has no last checkpoint."""
         if self._num_trained == 0:
             steps = "its only step" if self.step == 1 else f"all of its {self.step} steps"
+            last = f" The last one: {self._why_skipped}." if self._why_skipped else ""
             raise RuntimeError(
-                f"Nothing was trained: {steps} had no token to train on. The last one: "
-                f"{self._why_skipped}. Mend that, and begin anew (continue_from_checkpoint=false)."
+                f"Nothing was trained: {steps} had no token to train on.{last} Mend that, and "
+                "begin anew (continue_from_checkpoint=false)."
             )
 
     def state_dict(self) -> dict[str, object]:
