@@ -93,3 +93,27 @@ def test_columns_that_some_rows_lack_are_kept_or_named(tmp_path):
     late.write_text('{"q": "a"}\n' * 500 + '{"q": "b", "hint": "h"}\n')
     with pytest.raises(DataError, match="has 'hint', which the first 500 rows have not"):
         convert(str(late), str(tmp_path / "late.parquet"))
+
+
+@pytest.mark.parametrize(
+    "row", ['{"a": {}}', '{"a": 123456789012345678901234}', '{"a": "\\ud800"}']
+)
+def test_what_parquet_cannot_hold_goes_into_json_lines(tmp_path: Path, row: str):
+    path = tmp_path / "odd.jsonl"
+    path.write_text(f"{row}\n")
+    with pytest.raises(DataError, match=r"Parquet can't hold a row: .* Write \.jsonl instead"):
+        convert(str(path), str(tmp_path / "odd.parquet"))
+    convert(str(path), str(tmp_path / "again.jsonl"))
+    assert (tmp_path / "again.jsonl").read_text() == path.read_text()
+
+
+def test_an_empty_table_has_no_columns_for_parquet(tmp_path: Path):
+    async def make() -> None:
+        storage = SQLStorage("t", str(tmp_path / "t.db"))
+        await storage.prepare()
+        await storage.close()
+
+    asyncio.run(make())
+    with pytest.raises(DataError, match="no rows"):
+        convert(str(tmp_path / "t.db"), str(tmp_path / "t.parquet"))
+    assert not (tmp_path / "t.parquet").exists()

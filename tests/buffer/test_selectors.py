@@ -71,6 +71,21 @@ def difficulty(**kwargs) -> BaseSelector:
     )
 
 
+@pytest.mark.parametrize("value", [None, "a half", float("nan")])
+def test_difficulty_needs_a_pass_rate_in_every_row(value):
+    rows = [{"low": 0.1, "high": 0.5}, {"low": 0.1, "high": value}]
+    with pytest.raises(DataError, match=r"'high', which is .* in row 1"):
+        selector("difficulty_based", rows=rows, feature_keys=["low", "high"])
+
+
+def test_a_cold_choice_of_more_tasks_than_are_near_the_target():
+    chosen = difficulty(tau=1e-3)
+    for _ in range(10):
+        chosen.feedback(range(8), [1.0] * 2 + [0.0] * 6)
+    assert set(chosen.get_indices(2)) == {0, 1}
+    assert sorted(chosen.get_indices(8)) == list(range(8))
+
+
 def test_difficulty_starts_from_even_beliefs():
     assert difficulty(tau=0).get_indices(3) == [0, 1, 2]
     chosen = difficulty(tau=1.0)

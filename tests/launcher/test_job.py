@@ -12,6 +12,8 @@ from trinity.launcher.job import (
     JobFolder,
     StageLog,
     find_resume_point,
+    lost_checkpoints,
+    lost_stage,
     named_anew,
     writable_problem,
 )
@@ -75,6 +77,43 @@ def test_torn_checkpoints_are_named_and_left_out(job: JobFolder) -> None:
     assert len(said) == 1 and "global_step_2" in said[0] and "trainer_meta.json" in said[0]
 
 
+def test_a_job_whose_checkpoints_are_all_broken_is_told(job: JobFolder) -> None:
+    assert lost_checkpoints(job) is None
+    checkpoints = JobCheckpoints(job, parts={"trainer": lambda: {"step": 1}})
+    for step in (1, 2):
+        save(checkpoints, step)
+        (job.path / f"global_step_{step}" / "trainer_meta.json").write_text("")
+    problem = lost_checkpoints(job)
+    assert problem is not None and problem.key == "continue_from_checkpoint"
+    assert "global_step_2: trainer_meta.json has 0 of" in problem.message
+    assert "global_step_1: " in problem.message and "Restore one" in str(problem.fix)
+    (job.path / ".global_step_3.saving").mkdir()  # a save that was killed in its midst
+    assert lost_checkpoints(job) is not None
+    save(checkpoints, 3)
+    assert lost_checkpoints(job) is None
+
+
+def test_a_save_that_only_waits_for_its_name_is_whole(job: JobFolder) -> None:
+    checkpoints = JobCheckpoints(job, parts={"trainer": lambda: {"step": 1}})
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    (job.path / "global_step_1" / "trainer_meta.json").write_text("")
+    (job.path / "global_step_2").rename(job.path / ".global_step_2.saving")
+    assert lost_checkpoints(job) is None
+
+
+def test_a_save_killed_before_the_first_checkpoint_begins_anew(job: JobFolder) -> None:
+    (job.path / ".global_step_1.saving").mkdir()
+    assert lost_checkpoints(job) is None
+
+
+def test_a_finished_stage_without_its_model_is_told(job: JobFolder) -> None:
+    problem = lost_stage("warmup", job)
+    assert problem is not None and "Stage warmup was finished" in problem.message
+    save(JobCheckpoints(job, parts={"trainer": dict}), 1)
+    assert lost_stage("warmup", job) is None
+
+
 def test_an_empty_job_has_no_resume_point(job: JobFolder) -> None:
     assert find_resume_point(job, pytest.fail) is None
 
@@ -110,6 +149,16 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert writable_problem(tmp_path / "not" / "yet" / "there") is None
     assert "is a file: name a folder" in (writable_problem(tmp_path / "file" / "x") or "")
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="Linux")
+def test_a_folder_in_which_not_even_root_can_make_one() -> None:
+    assert "/proc can't be written to" in (writable_problem(Path("/proc/x")) or "")
+
+
+def test_the_trial_leaves_nothing(tmp_path: Path) -> None:
+    assert writable_problem(tmp_path / "x") is None
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -44,6 +44,20 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         assert key not in problems(tmp_path, model, base_port=port)  # no API: nobody listens
 
 
+def test_a_root_that_is_a_file_is_told_with_the_variable(tmp_path: Path) -> None:
+    (tmp_path / "jobs").touch()
+    found = problems(tmp_path, model_folder(tmp_path / "model"))["checkpoint_root_dir"]
+    assert "is a file. Name a folder" in found
+    (tmp_path / "jobs").unlink()
+    assert "checkpoint_root_dir" not in problems(tmp_path, str(tmp_path / "model"))
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="Linux")
+def test_a_root_that_cannot_be_written_to_is_told_with_the_variable(tmp_path: Path) -> None:
+    found = problems(Path("/proc"), model_folder(tmp_path / "model"))["checkpoint_root_dir"]
+    assert "or set TRINITY_CHECKPOINT_ROOT_DIR" in found
+
+
 def test_the_folder_of_a_model_at_a_service_is_not_looked_for(tmp_path: Path) -> None:
     here = {"rollout_model": {"engine_type": "torch"}}
     outside = {"rollout_model": {"engine_type": "openai"}}

@@ -284,7 +284,7 @@ async def test_nor_is_its_resume_but_that_of_one_that_trained_is(tmp_path):
     state = {"latest_iteration": 2, "sample_strategy_state": {"given": 2}}
     subject = trainer(FakeSource(2))
     subject.load_state_dict({**state, "trained_iterations": 0})
-    with pytest.raises(RuntimeError, match="had no token to train on. Mend"):
+    with pytest.raises(RuntimeError, match=r"had no token to train on\. Mend"):
         await subject.run()
     subject = trainer(FakeSource(2))
     subject.load_state_dict({**state, "trained_iterations": 1})

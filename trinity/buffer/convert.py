@@ -124,7 +124,7 @@ def _experiences_in_chunks(database: "Database", table: str) -> Iterator[list[Ro
 
 def _into_jsonl(path: Path, chunks: Iterator[list[Row]]) -> int:
     count = 0
-    with path.open("w") as stream:
+    with path.open("w", encoding="utf-8") as stream:
         for rows in chunks:
             stream.writelines(f"{_json(row)}\n" for row in rows)
             count += len(rows)
@@ -133,9 +133,11 @@ def _into_jsonl(path: Path, chunks: Iterator[list[Row]]) -> int:
 
 def _json(row: Row) -> str:
     try:
-        return json.dumps(row, ensure_ascii=False)
+        text = json.dumps(row, ensure_ascii=False)
     except TypeError as error:
         raise DataError(f"A row can't be JSON: {error}. Write .parquet instead.") from None
+    is_whole = text.encode("utf-8", "ignore").decode() == text
+    return text if is_whole else json.dumps(row)  # half a character can stand as an escape alone
 
 
 def _into_parquet(path: Path, chunks: Iterator[list[Row]]) -> int:
@@ -153,18 +155,25 @@ def _into_parquet(path: Path, chunks: Iterator[list[Row]]) -> int:
             try:
                 schema = writer.schema if writer is not None else None
                 table = pa.Table.from_pylist(even, schema=schema)
+                if writer is None:
+                    writer = pyarrow.parquet.ParquetWriter(path, table.schema)
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise DataError(
                     f"The values of a column differ in type from row to row: {error}. "
                     "Write .jsonl instead."
                 ) from None
-            if writer is None:
-                writer = pyarrow.parquet.ParquetWriter(path, table.schema)
+            except (pa.ArrowException, OverflowError, UnicodeError) as error:
+                told = f"{error}".rstrip(".")
+                raise DataError(
+                    f"Parquet can't hold a row: {told}. Write .jsonl instead."
+                ) from None
             writer.write_table(table)
             count += len(rows)
     finally:
         if writer is not None:
             writer.close()
+    if writer is None:
+        raise DataError("There are no rows, and so no columns that Parquet could have.")
     return count
 
 

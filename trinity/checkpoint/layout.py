@@ -12,7 +12,7 @@
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,16 +121,27 @@ def find_latest(job: Path) -> Found:
     return Found(None, torn)
 
 
+def has_whole(job: Path) -> bool:
+    """Whether a job has a whole checkpoint, or will have one by `end_saves`."""
+    return find_latest(job).folder is not None or any(_whole_asides(job))
+
+
 def end_saves(job: Path) -> None:
     """Put in place what a save had whole when it was killed, between the two renames of its end.
 
     Nobody may be saving meanwhile.
     """
+    for aside, folder in list(_whole_asides(job)):
+        aside.rename(folder)
+
+
+def _whole_asides(job: Path) -> Iterator[tuple[Path, Path]]:
+    """Whole folders of saves that wait for their last rename, and where they belong."""
     for aside in Path(job).glob(".global_step_*.saving"):
         folder = aside.with_name(aside.name.removeprefix(".").removesuffix(".saving"))
         is_step = folder.name.removeprefix("global_step_").isdigit()
         if is_step and not folder.exists() and not atomic.faults(aside):
-            aside.rename(folder)
+            yield aside, folder
 
 
 def drop_torn(job: Path) -> list[str]:

@@ -275,7 +275,7 @@ def _place_problems(config: Config) -> Iterator[Problem]:
     problem = writable_problem(Path(config.checkpoint_root_dir))
     if problem:
         message, _, fix = problem.partition(": ")
-        yield Problem("checkpoint_root_dir", message + ".", fix.capitalize())
+        yield Problem("checkpoint_root_dir", message + ".", fix[:1].upper() + fix[1:])
     trouble = check_monitor_args(config.monitor.monitor_type, config.monitor.monitor_args)
     if trouble:
         message, _, fix = trouble.partition(": ")

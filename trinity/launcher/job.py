@@ -4,6 +4,7 @@ import json
 import math
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,12 @@ from trinity.checkpoint import layout
 from trinity.checkpoint.atomic import Content, write_text
 from trinity.common.config import Config, derive
 from trinity.common.constants import Mode
+from trinity.common.errors import Problem
 from trinity.utils.log import get_logger
 
 State = dict[str, object]
+
+_MAX_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,32 @@ def find_resume_point(job: JobFolder, log: Callable[[str], None]) -> ResumePoint
     return ResumePoint(layout.step_of(found.folder), found.folder)
 
 
+def lost_checkpoints(job: JobFolder) -> Problem | None:
+    """What is said where a job has checkpoints and none of them is whole; None else."""
+    if not layout.checkpoints(job.path) or layout.has_whole(job.path):
+        return None
+    torn = layout.find_latest(job.path).torn
+    shown = "; ".join(f"{name}: {torn[name]}" for name in list(torn)[:_MAX_SHOWN])
+    return Problem(
+        "continue_from_checkpoint",
+        f"No checkpoint in {job.path} is whole, so training would begin anew ({shown}).",
+        "Restore one of them. To begin anew, set it to false (under a new name) or delete them.",
+        True,
+    )
+
+
+def lost_stage(name: str, job: JobFolder) -> Problem | None:
+    """What is said where a finished stage has no model left for the next one; None else."""
+    if layout.has_whole(job.path):
+        return None
+    return Problem(
+        "stages",
+        f"Stage {name} was finished before, but {job.path} has no whole checkpoint any more, and "
+        "the next stage starts from it.",
+        f"Restore it, or delete {job.path.parent}/stage_meta.json to train the stage again.",
+    )
+
+
 def named_anew(config: Config) -> Config:
     """``config`` as it is if it may go on or its folder is empty, else under a fresh name.
 
@@ -154,11 +184,21 @@ def writable_problem(root: Path) -> str | None:
         existing = existing.parent
     if not existing.is_dir():
         return f"checkpoint_root_dir is {root}, but {existing} is a file: name a folder."
-    if not os.access(existing, os.W_OK | os.X_OK):
+    trouble = _trouble_with(existing)
+    if trouble is not None:
         return (
-            f"checkpoint_root_dir is {root}, but {existing} can't be written to: name another "
-            "folder, or set TRINITY_CHECKPOINT_ROOT_DIR."
+            f"checkpoint_root_dir is {root}, but {existing} can't be written to ({trouble}): name "
+            "another folder, or set TRINITY_CHECKPOINT_ROOT_DIR."
         )
+    return None
+
+
+def _trouble_with(folder: Path) -> str | None:
+    """Why no folder can be made in another. It is tried: root may all, but not in /proc, say."""
+    try:
+        Path(tempfile.mkdtemp(prefix=".trinity_trial_", dir=folder)).rmdir()
+    except OSError as error:
+        return error.strerror or str(error)
     return None
 
 

@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     ExitStack,
@@ -33,7 +33,15 @@ from trinity.launcher.compile_ahead import compiling_ahead
 from trinity.launcher.evaluation_plan import evaluation_lines
 from trinity.launcher.follow import saying
 from trinity.launcher.gpu_needs import joined_gpus
-from trinity.launcher.job import JobFolder, ResumePoint, StageLog, find_resume_point, named_anew
+from trinity.launcher.job import (
+    JobFolder,
+    ResumePoint,
+    StageLog,
+    find_resume_point,
+    lost_checkpoints,
+    lost_stage,
+    named_anew,
+)
 from trinity.launcher.lock import job_lock
 from trinity.launcher.memory_watch import MemoryWatch
 from trinity.launcher.plan import RunPlan, make_plan
@@ -89,17 +97,29 @@ class Job:
         stages = list(iterate_stages(self.config))
         self.plans = [make_plan(c, name, self.plugin_dirs, found) for name, c in stages]
         problems: dict[tuple[str, str], Problem] = {}
-        for plan in self.plans:
+        for index, plan in enumerate(self.plans):
             found_problems = [
                 *find_start_problems(plan.config),
                 *trainer_problems(plan),
                 *bench_problems(plan),
                 *gpu_problems(plan),
+                *self._checkpoint_problems(index, plan),
             ]
             for problem in found_problems:
                 problems.setdefault((problem.key, problem.message), problem)
         if problems:
             raise ConfigError(list(problems.values()), self.config.source.path)
+
+    def _checkpoint_problems(self, index: int, plan: RunPlan) -> Iterator[Problem]:
+        """Checkpoints that a stage was to go on from, or the next one to start from, and can't."""
+        latest = StageLog(self.folder.path).latest() if self.config.stages else -1
+        problem: Problem | None = None
+        if index > latest and plan.config.mode is not Mode.BENCH:
+            problem = lost_checkpoints(plan.job)
+        elif index == latest < len(self.plans) - 1 and plan.config.mode.trains:
+            problem = lost_stage(plan.stage, plan.job)
+        if problem is not None:
+            yield located(problem, plan.config)
 
     @property
     def folder(self) -> JobFolder:

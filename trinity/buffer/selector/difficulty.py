@@ -5,6 +5,7 @@ it used, and by way of two anchor pass rates (of a weaker and a stronger model, 
 data) those of all other rows too.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from trinity.common.config.buffer import DataSelectorConfig
 
 _CAPABILITY_KEPT = 0.9  # share of the old value in the moving average of the model's capability
 _EPS = 1e-6
+_LEAST_EXPONENT = -600.0  # below it weights are 0 and can't be drawn, however many are wanted
 _ADAPTIVE_ERROR = 0.25
 
 
@@ -58,8 +60,7 @@ class DifficultyBasedSelector(BaseSelector):
             bool(options["do_sample"]),
             bool(options["adaptive_rho"]),
         )
-        lower, upper = (np.array(data_source.column(k), dtype=float) for k in config.feature_keys)
-        self._lower, self._upper = lower, upper
+        self._lower, self._upper = (_rates_of(data_source, key) for key in config.feature_keys)
         self._alpha, self._beta = np.ones(self.size), np.ones(self.size)
         self._capability: float | None = None
         self._error = 0.0
@@ -91,7 +92,7 @@ class DifficultyBasedSelector(BaseSelector):
     def _choose(self, scores: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
         if self.tau == 0:
             return np.argsort(-scores, kind="stable")[:count]
-        weights = np.exp((scores - scores.max()) / self.tau)
+        weights = np.exp(np.maximum((scores - scores.max()) / self.tau, _LEAST_EXPONENT))
         return generator.choice(self.size, count, replace=False, p=weights / weights.sum())
 
     def feedback(self, indices: Sequence[int], values: Sequence[float]) -> None:
@@ -154,3 +155,20 @@ class DifficultyBasedSelector(BaseSelector):
         self._alpha, self._beta = alpha, beta
         capability = state["capability"]
         self._capability = None if capability is None else float(capability)  # type: ignore[arg-type]  # number
+
+
+def _rates_of(data_source: DataSource, key: str) -> np.ndarray:
+    """A column of pass rates. One that is no number would spoil the beliefs of all rows."""
+    rates = []
+    for index, value in enumerate(data_source.column(key)):
+        try:
+            rates.append(float(value))  # type: ignore[arg-type]  # else a TypeError
+        except (TypeError, ValueError):
+            rates.append(math.nan)
+        if not math.isfinite(rates[-1]):
+            raise DataError(
+                f"data_selector.feature_keys names {key!r}, which is {value!r} in row {index}; "
+                "difficulty_based needs a pass rate in every row.",
+                key="data_selector.feature_keys",
+            )
+    return np.array(rates)

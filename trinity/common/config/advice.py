@@ -196,7 +196,8 @@ def _unread_arguments(case: Case) -> Iterator[str]:
         known = workflow_arguments(name)
         for argument in [given for given in taskset.workflow_args if given not in known]:
             close = nearest(argument, known)
-            meant = f"Did you mean {close}?" if close else f"It reads: {', '.join(known) or 'none'}."
+            reads = f"It reads: {', '.join(known) or 'none'}."
+            meant = f"Did you mean {close}?" if close else reads
             yield f"{key}.workflow_args.{argument} has no effect on {name}. {meant}"
 
 
