@@ -122,6 +122,19 @@ def test_folders_of_verl_need_all_ranks(tmp_path):
     assert layout.find_latest(tmp_path).folder == tmp_path / "global_step_3"
 
 
+def test_of_shards_of_two_saves_those_count_that_the_folder_says(tmp_path):
+    """veRL saves a step anew into the folder that is there, on however many GPUs it now has."""
+    for world_size in (4, 2):
+        for rank in range(world_size):
+            (tmp_path / layout.shard_name("model", world_size, rank)).touch()
+    assert layout.world_size_of(tmp_path) == 4
+    (tmp_path / layout.FSDP_CONFIG).write_text('{"FSDP_version": 2, "world_size": 2}')
+    assert layout.world_size_of(tmp_path) == 2
+    (tmp_path / layout.shard_name("model", 2, 1)).unlink()
+    with pytest.raises(FileNotFoundError, match=r"shards of 2 ranks, but those of rank \[1\]"):
+        layout.world_size_of(tmp_path)
+
+
 def test_retention_counts_whole_checkpoints(tmp_path):
     for step in range(1, 7):
         saved(tmp_path, step)

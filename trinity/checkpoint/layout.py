@@ -59,6 +59,9 @@ def shard_name(kind: str, world_size: int, rank: int) -> str:
 def world_size_of(folder: Path) -> int:
     """Ranks that saved the shards in a model folder (``.../actor``).
 
+    veRL saves a step anew beside the shards of other ranks that may be there: `FSDP_CONFIG` says
+    whose are the newest.
+
     Raises:
         FileNotFoundError: There are no shards, or some are missing.
     """
@@ -68,6 +71,8 @@ def world_size_of(folder: Path) -> int:
             found.setdefault(int(match[1]), set()).add(int(match[2]))
     if not found:
         raise FileNotFoundError(f"{folder} holds no model_world_size_<W>_rank_<R>.pt.")
+    if (noted := _noted_world_size(Path(folder))) in found:
+        found = {noted: found[noted]}
     for world_size, ranks in sorted(found.items(), reverse=True):
         if ranks == set(range(world_size)):
             return world_size
@@ -76,6 +81,14 @@ def world_size_of(folder: Path) -> int:
     raise FileNotFoundError(
         f"{folder} holds shards of {world_size} ranks, but those of rank {missing} are missing."
     )
+
+
+def _noted_world_size(folder: Path) -> int:
+    """What `FSDP_CONFIG` says; 0 if it says nothing."""
+    try:
+        return int(json.loads((folder / FSDP_CONFIG).read_text())["world_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def checkpoints(job: Path) -> list[Path]:

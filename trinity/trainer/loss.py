@@ -144,7 +144,7 @@ class Objective:
             return torch.zeros(len(batch), dtype=torch.bool)
         weight_BT = batch["advantages"].masked_fill(~batch["action_mask"], 0.0)
         is_idle_B = ~weight_BT.any(dim=1)
-        return is_idle_B & ~batch["expert_mask"] if "expert_mask" in inputs else is_idle_B
+        return is_idle_B & ~batch["expert_mask"].bool() if "expert_mask" in inputs else is_idle_B
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: TrainBatch) -> tuple[Tensor, Metrics]:
         tensors = {**batch.columns(), **outputs}
