@@ -79,6 +79,14 @@ async def test_a_kl_that_is_no_number_leaves_the_coefficient():
     assert await coefficient_after(math.nan, TrainBatch.from_experiences(groups())) == 0.1
 
 
+def test_the_coefficient_stays_positive_where_a_step_has_more_rows_than_the_horizon():
+    controlled = KL_FN.get("k2")(adaptive=True, kl_coef=0.1, target_kl=1.0, horizon=10)
+    controlled.update_kl_coef(0.0, batch_size=64)
+    assert controlled.kl_coef == pytest.approx(0.1 * 0.8)
+    controlled.update_kl_coef(9.0, batch_size=64)
+    assert controlled.kl_coef == pytest.approx(0.1 * 0.8 * (1 + 0.2 * 6.4))
+
+
 def test_the_coefficients_are_part_of_the_trainers_state():
     subject, resumed = trainer(FakeSource(1)), trainer(FakeSource(1))
     for one in (subject, resumed):

@@ -26,7 +26,8 @@ class KLFn(Method, ABC):
 
     The coefficient is fixed, or steered to a target by the proportional controller of
     arXiv:1909.08593, section 2.2: after each batch it is multiplied by
-    ``1 + clip(kl / target_kl - 1, -0.2, 0.2) * batch_size / horizon``.
+    ``1 + clip(kl / target_kl - 1, -0.2, 0.2) * batch_size / horizon``, and never by less than 0.8:
+    with a batch far above the horizon it would turn negative, and drive the policy away.
 
     Args:
         adaptive: Steer the coefficient.
@@ -112,7 +113,8 @@ class KLFn(Method, ABC):
             return
         error = current_kl / self.target_kl - 1
         error = min(max(error, -_MAX_RELATIVE_ERROR), _MAX_RELATIVE_ERROR)
-        self.kl_coef *= 1 + error * batch_size / self.horizon
+        change = 1 + error * batch_size / self.horizon
+        self.kl_coef *= max(change, 1 - _MAX_RELATIVE_ERROR)
 
     def state_dict(self) -> dict[str, float]:
         """What a resume needs: the coefficient as it stands."""

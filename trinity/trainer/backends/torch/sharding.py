@@ -223,15 +223,8 @@ class ShardedWeights(Weights):
         return self._part(self._sharded[name], whole).to(self.masters[name].device, copy=True)
 
     def globalize(self, name: str, part: Tensor) -> Tensor:
-        like = self._sharded[name]
-        return DTensor.from_local(
-            part,
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
-        )
+        # Not `from_local`, which takes what is offloaded to the GPU.
+        return DTensor(part, self._sharded[name]._spec, requires_grad=False)
 
     def _part(self, parameter: DTensor, whole: Tensor) -> Tensor:
         [placement] = parameter.placements

@@ -65,8 +65,8 @@ class ModelState:
         }
         trained = optimizer.weights
         is_new = trained.split is not None
-        weights: Mapping[str, Tensor] = _held(trained.state_dict(), copies and not is_new)  # type: ignore[assignment]  # a dict
-        moments: Mapping[str, object] = _held(optimizer.state_dict(), copies)  # type: ignore[assignment]  # a dict
+        weights: Mapping[str, Tensor] = held(trained.state_dict(), copies and not is_new)  # type: ignore[assignment]  # a dict
+        moments: Mapping[str, object] = held(optimizer.state_dict(), copies)  # type: ignore[assignment]  # a dict
         return cls(weights, moments, extra, rank, world_size, hf, adapter)
 
     def writes(self, folder: Path) -> Iterator[Callable[[], None]]:
@@ -203,20 +203,20 @@ def _held_once(value: object, copies: bool, known: dict[object, object]) -> obje
     """What is held of a value, or of a tensor that shares its memory (tied weights)."""
     local = getattr(value, "_local_tensor", value)
     if not isinstance(local, Tensor) or not local.numel():
-        return _held(value, copies)
+        return held(value, copies)
     key = (local.data_ptr(), local.shape)
     if key not in known:
-        known[key] = _held(value, copies)
+        known[key] = held(value, copies)
     return known[key]
 
 
-def _held(value: object, copies: bool) -> object:
+def held(value: object, copies: bool) -> object:
     """A value with its tensors in CPU memory, copied if they are there already and it is asked."""
     if isinstance(value, DTensor):
-        return value.detach().clone() if copies else value.detach()
+        return DTensor(held(value._local_tensor, copies), value._spec, requires_grad=False)
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=copies)
     if isinstance(value, dict):
         known: dict[object, object] = {}
         return {key: _held_once(entry, copies, known) for key, entry in value.items()}
-    return [_held(entry, copies) for entry in value] if isinstance(value, list) else value
+    return [held(entry, copies) for entry in value] if isinstance(value, list) else value

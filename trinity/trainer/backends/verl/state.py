@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 
 from trinity.checkpoint.shards import ShardReader
-from trinity.trainer.backends.torch.state import HuggingFaceFolder, ModelState
+from trinity.trainer.backends.torch.state import HuggingFaceFolder, ModelState, held
 from trinity.trainer.backends.verl.model import VerlModel
 
 
@@ -26,8 +26,8 @@ def copy_of(
 ) -> ModelState:
     """A copy of this rank's part, cut off from further training; called on all ranks at once."""
     return ModelState(
-        _copy(get_model_state_dict(model.module)),
-        _copy(_moments(model)),
+        held(get_model_state_dict(model.module), copies=True),  # type: ignore[arg-type]  # a dict
+        held(_moments(model), copies=True),  # type: ignore[arg-type]  # a dict
         _extra(model),
         rank,
         world_size,
@@ -96,23 +96,3 @@ def _whole_moments(model: VerlModel, reader: ShardReader) -> dict[str, Any]:
         "state": {name: reader.moments(name) for name in names},
         "param_groups": [{**settings, "params": names}],
     }
-
-
-def _copy(value: Any) -> Any:
-    """A copy; tensors that share memory (tied weights) share that of their copies."""
-    copies: dict[tuple[int, torch.Size], Any] = {}
-
-    def copied(entry: Any) -> Any:
-        if isinstance(entry, torch.Tensor):
-            local = getattr(entry, "_local_tensor", entry)
-            key = (local.data_ptr(), local.shape)
-            if not local.numel():
-                return entry.detach().clone()
-            if key not in copies:
-                copies[key] = entry.detach().clone()
-            return copies[key]
-        if isinstance(entry, dict):
-            return {name: copied(part) for name, part in entry.items()}
-        return [copied(part) for part in entry] if isinstance(entry, list) else entry
-
-    return copied(value)
