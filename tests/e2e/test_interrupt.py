@@ -50,6 +50,19 @@ def test_sigterm_to_the_whole_process_group_ends_the_run_as_ctrl_c_does(
     assert run.remaining() == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_run_starts_ends_it(
+    toy: Toy, start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    run = start(toy.config(tmp_path, buffer__total_steps=1000))
+    run.wait_for((run.job / "summary.json").exists, "a summary")
+    assert run.summary["status"] == "running"  # and not what an earlier run came to
+    run.process.send_signal(number)
+    assert run.wait() == 130
+    assert run.summary["status"] == "interrupted" and run.summary["error"] is None
+    assert run.remaining() == []
+
+
 @pytest.mark.long
 def test_a_second_ctrl_c_stops_at_once(toy: Toy, start: Start, tmp_path: Path) -> None:
     """The loss is a plugin, of a folder in the environment, and each step takes minutes."""

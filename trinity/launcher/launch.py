@@ -4,12 +4,14 @@ import asyncio
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     ExitStack,
     asynccontextmanager,
+    contextmanager,
     nullcontext,
     suppress,
 )
@@ -141,9 +143,15 @@ class Job:
                 logs = dict.fromkeys(Path(plan.config.log.save_dir) for plan in self.plans)
                 stack.enter_context(saying(logs, self.screen.say))
             os.environ.update(self.plans[0].env_vars)  # what fails from here on has its log
+            stack.enter_context(_terminating_as_ctrl_c())
+            self._write(summary)
             try:
                 asyncio.run(self._run_stages(summary, started))
                 summary.status = "interrupted" if self._is_interrupted else "finished"
+            except KeyboardInterrupt:
+                summary.status = "interrupted"
+                self.screen.say("Stopped.", "yellow")
+                raise
             except BaseException as error:
                 summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
                 get_logger("launcher").info("The run failed.", exc_info=error)
@@ -199,7 +207,8 @@ class Job:
             timeline = self.folder.monitor / "timeline.json"
         of_services = service_variables(plan.config for plan in self.plans)
         cluster = ray_cluster(address, first.namespace, first.env_vars, timeline, of_services)
-        with cluster as is_local, compiling_ahead(self.plans):
+        with cluster as is_local, _terminating_as_ctrl_c(), compiling_ahead(self.plans):
+            await asyncio.sleep(0)  # a Ctrl-C meanwhile ends the run here
             if not is_local:
                 found = gpus_in_cluster()
                 self.plans = [
@@ -343,6 +352,7 @@ class Job:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+            signal.signal(signal.SIGTERM, _end_by_signal)
 
     def _hints(self, summary: RunSummary) -> list[tuple[str, str]]:
         """Where things are and what to try next."""
@@ -362,6 +372,27 @@ class Job:
                 ("next", "load it: transformers.AutoModelForCausalLM.from_pretrained(<model>)")
             )
         return hints
+
+
+@contextmanager
+def _terminating_as_ctrl_c() -> Iterator[None]:
+    """Have a SIGTERM end all that was started, also where no step is under way to be finished.
+
+    Ray sets its own, which does not.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    before = signal.signal(signal.SIGTERM, _end_by_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_by_signal(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _shown(error: BaseException, log: Path) -> BaseException:
