@@ -12,6 +12,7 @@ from tests.trainer.toy import model_folder, tiny_config
 from trinity.checkpoint import layout
 from trinity.launcher.build_bench import build, engine_dtype, weights_of
 from trinity.launcher.check_bench import bench_problems
+from trinity.utils.log import get_logger
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -40,6 +41,20 @@ def test_megatrons_files_of_other_models_are_refused_at_start(tmp_path):
     assert "global_step_2 holds Megatron's files alone" in found.message
     assert "this is qwen3_moe" in found.message and "save_hf_checkpoint: always" in found.fix
     assert list(bench_problems(plan_of(tmp_path, mode="train"))) == []
+
+
+def test_broken_checkpoints_are_told_and_refused_if_there_are_no_others(tmp_path, caplog):
+    plan = plan_of(tmp_path, mode="bench")
+    for step in (1, 2):
+        (layout.step_folder(plan.job.path, step) / "actor").mkdir(parents=True)
+    [found] = bench_problems(plan)
+    assert "is whole (global_step_2: " in found.message and "holds no model_world" in found.message
+    (layout.step_folder(plan.job.path, 1) / "actor" / layout.shard_name("model", 1, 0)).touch()
+    assert list(bench_problems(plan)) == []
+    tiny_config().save_pretrained(tmp_path / "model")
+    get_logger("benchmark").addHandler(caplog.handler)
+    assert [candidate.step for candidate in build(plan, None).candidates] == [1]
+    assert "global_step_2 is not whole and is left out: " in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,15 @@ def test_new_lines_come_once_and_whole(tmp_path: Path) -> None:
     assert texts(follower) == ["explorer: INFO anew"]
 
 
+def test_a_file_that_goes_away_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.log").write_text(f"INFO of {name}\n")
+    lines = Follower(tmp_path, last=None).read()
+    assert next(lines).text == "INFO of a"
+    (tmp_path / "b.log").unlink()
+    assert [line.text for line in lines] == ["INFO of c"]
+
+
 def test_lines_are_said_while_a_block_lasts(tmp_path: Path) -> None:
     (tmp_path / "explorer.log").write_text("INFO of an earlier run\n")
     said: list[str] = []

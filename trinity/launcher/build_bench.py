@@ -17,10 +17,11 @@ from trinity.common.models.protocol import WeightTicket
 from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 from trinity.explorer.benchmark import Benchmark, Candidate
 from trinity.explorer.explorer import Explorer
-from trinity.launcher.check_bench import config_of, folders_of
+from trinity.launcher.check_bench import broken_of, config_of, folders_of
 from trinity.launcher.plan import RunPlan
 from trinity.launcher.tinker import checkpoint_ticket
 from trinity.synchronizer.channel import MemoryChannel
+from trinity.utils.log import get_logger
 
 Read = Callable[[Path], Iterator[tuple[str, Tensor]]]
 
@@ -28,6 +29,8 @@ Read = Callable[[Path], Iterator[tuple[str, Tensor]]]
 def build(plan: RunPlan, explorer: Explorer) -> Benchmark:
     """The benchmark of all whole checkpoints of a job, or of the newest. Nothing is read yet."""
     settings = plan.config.explorer
+    for name, fault in broken_of(plan).items():
+        get_logger("benchmark").warning("%s is not whole and is left out: %s.", name, fault)
     dtype = engine_dtype(settings.rollout_model)
     channel, read = MemoryChannel(), _adapter if plan.config.model.lora_configs else weights_of
     is_there = settings.rollout_model.engine_type is EngineType.TINKER

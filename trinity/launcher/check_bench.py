@@ -12,12 +12,18 @@ from trinity.launcher.plan import RunPlan
 
 
 def bench_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Checkpoints of Megatron that nothing but Megatron can read."""
+    """A job of broken checkpoints alone, and those that nothing but Megatron can read."""
     if plan.config.mode is not Mode.BENCH:
         return
     from trinity.checkpoint.megatron import MODEL_TYPES
 
-    for folder in folders_of(plan):
+    folders = folders_of(plan)
+    broken = broken_of(plan)
+    if broken and not folders:
+        name, why = list(broken.items())[-1]
+        message = f"No checkpoint in {plan.job.path} is whole ({name}: {why})."
+        yield Problem("mode", message, "Restore one, or delete them.", "bench")
+    for folder in folders:
         actor = folder / layout.ACTOR
         if has_weights(actor / layout.HUGGING_FACE) or not layout.dist_checkpoint(actor).is_dir():
             continue
@@ -38,6 +44,12 @@ def folders_of(plan: RunPlan) -> list[Path]:
     """The checkpoints to evaluate: all whole ones, or the newest."""
     folders = [f for f in layout.checkpoints(plan.job.path) if not layout.faults_of(f)]
     return folders[-1:] if plan.config.explorer.bench_on_latest_checkpoint else folders
+
+
+def broken_of(plan: RunPlan) -> dict[str, str]:
+    """Name of each checkpoint that is not whole -> what is wrong with it."""
+    found = {f.name: layout.faults_of(f) for f in layout.checkpoints(plan.job.path)}
+    return {name: "; ".join(faults[:3]) for name, faults in found.items() if faults}
 
 
 def config_of(actor: Path) -> dict[str, object]:

@@ -48,7 +48,8 @@ class Follower:
     def read(self) -> Iterator[Line]:
         """All whole lines that are new."""
         for path in sorted(self.folder.rglob("*.log")):
-            yield from self._read_file(path)
+            with suppress(FileNotFoundError):  # it was rotated away meanwhile
+                yield from self._read_file(path)
         self._is_begun = True
 
     def _read_file(self, path: Path) -> Iterator[Line]:
