@@ -5,6 +5,7 @@ import openai
 
 from tests.common.models.toy import model_folder
 from trinity.common.models import ModelSettings, SamplingParams
+from trinity.common.models.api import one_model
 from trinity.common.models.fake import FakeEngine
 from trinity.engine.served import ServedEngine
 from trinity.engine.torch import TorchEngine, TorchEngineSettings
@@ -29,6 +30,17 @@ async def test_an_engine_samples_and_answers_the_api(tmp_path):
     assert len(await engine.logprobs([5, 6])) == 1
     assert await engine.version() == 0 and (await engine.health())["tokens"] >= 3
     await engine.close()
+
+
+async def test_what_the_api_replied_is_forgotten_in_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(one_model, "_MAX_REQUESTS", 3)
+    settings = ModelSettings(model_folder(tmp_path), name="toy", enable_history=True)
+    engine = ServedEngine(lambda: FakeEngine([[5, 6]]), settings)
+    models = [engine._model[""] for _ in range(7)]
+    assert models[0] is models[2] and models[3] is models[5]
+    assert len({id(model) for model in models}) == 3 and "other" not in engine._model
+    assert len({model.run_seed for model in models}) == 3
+    assert not any(model.model_config.enable_history for model in models)
 
 
 class OfOneLoop(FakeEngine):

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor
 
-from trinity.common.models.api import ApiServer
+from trinity.common.models.api import ApiServer, OneModel
 from trinity.common.models.protocol import (
     AdapterEngine,
     Completion,
@@ -41,7 +42,8 @@ class ServedEngine:
     ) -> None:
         self._engine = make()
         self._at_home = _AtHome(self._engine)
-        self._model = ModelWrapper(cast(InferenceEngine, self._at_home), settings)
+        settings = replace(settings, enable_history=False)  # nobody would take it
+        self._model = OneModel(ModelWrapper(cast(InferenceEngine, self._at_home), settings))
         self._server = ApiServer(host, port, api_key)
         self._is_serving = False
 
@@ -53,7 +55,7 @@ class ServedEngine:
         self._at_home.loop = asyncio.get_running_loop()
         await self._engine.prepare()
         if not self._is_serving:
-            self._server.start({"": self._model})
+            self._server.start(self._model)
             self._is_serving = True
 
     async def api(self) -> tuple[str, str]:

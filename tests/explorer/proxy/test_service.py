@@ -7,7 +7,6 @@ import pytest
 
 from tests.workflows.test_real_wrapper import sampled, wrapper
 from trinity.common.experience import Experience
-from trinity.explorer.proxy import service as proxy_service
 from trinity.explorer.proxy.client import TrinityClient
 from trinity.explorer.proxy.desk import Desk, UnknownReplyError
 from trinity.explorer.proxy.service import Service, ServiceSettings
@@ -206,20 +205,3 @@ async def test_replies_on_their_way_to_the_log_are_not_lost_at_the_end(tmp_path)
         may_end.set()
     await asyncio.wait_for(closing, 60)
     assert [e.eid.suffix for e in log.written] == ["a", "b"]
-
-
-async def test_conversations_are_forgotten_once_in_so_many_requests(tmp_path, monkeypatch):
-    monkeypatch.setattr(proxy_service, "_MAX_CONVERSATIONS", 10)
-    subject, _ = service(tmp_path, [])
-
-    def after(num_requests):
-        subject.desk.num_requests = num_requests
-        return subject.current_model()
-
-    first = after(0)
-    assert after(9) is first
-    second = after(11)  # replies come in any number between two requests
-    assert second is not first
-    assert after(11) is second and after(19) is second
-    third = after(20)
-    assert third is not second and after(20) is third

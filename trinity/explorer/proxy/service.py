@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from trinity.common.models.api import ApiServer
 
 _HEALTH_TIMEOUT_S = 30.0
-_MAX_CONVERSATIONS = 2000  # known by their tokens; then a new book is begun
 
 
 class ReplyLog(Protocol):
@@ -84,7 +83,6 @@ class Service:
         self._server: ApiServer | None = None
         self._batch: list[Experience] = []
         self._num_healthy = len(engines)
-        self._book = 0
         self._logging = asyncio.Lock()
         self._step = 0
         self._tasks: Sequence[Task] = ()
@@ -99,7 +97,7 @@ class Service:
             await self._log.acquire()
 
     async def _open(self) -> None:
-        from trinity.common.models.api import ApiServer
+        from trinity.common.models.api import ApiServer, OneModel
         from trinity.explorer.proxy.routes import feedback_routes
 
         settings = self._settings
@@ -107,7 +105,7 @@ class Service:
         server.on_chat = self.desk.record
         server.routes = [feedback_routes(self.desk, self.status, server.check)]
         self._server = server
-        await asyncio.to_thread(server.start, _Models(self))
+        await asyncio.to_thread(server.start, OneModel(self._model, settings.seed))
         write_text(settings.address_file, f"{server.address}\n")
         self._say(f"The API answers at {server.address}/v1")
         self._jobs = [asyncio.create_task(self._watch_engines())]
@@ -240,33 +238,6 @@ class Service:
             replies = self.desk.take_unwritten()
             if replies:
                 await log.write(replies)
-
-    def current_model(self) -> "ModelWrapper":
-        """The model, which remembers the tokens of conversations only so long."""
-        book = self.desk.num_requests // _MAX_CONVERSATIONS
-        if book > self._book:
-            fresh = self._model.clone_with_isolated_history()
-            fresh.begin_run(self._settings.seed + book)
-            self._model, self._book = fresh, book
-        return self._model
-
-
-class _Models(Mapping[str, "ModelWrapper"]):
-    """The one model, at the root."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def __getitem__(self, path: str) -> "ModelWrapper":
-        if path:
-            raise KeyError(path)
-        return self._service.current_model()
-
-    def __iter__(self):  # type: ignore[no-untyped-def]  # of a mapping
-        return iter([""])
-
-    def __len__(self) -> int:
-        return 1
 
 
 async def _is_well(engine: InferenceEngine) -> bool:
