@@ -11,6 +11,7 @@ from trinity.common.models.loading import load_causal_lm
 from trinity.common.models.protocol import SamplingParams, WeightTicket
 from trinity.engine import engine_class
 from trinity.engine.torch import TorchEngine, TorchEngineSettings
+from trinity.engine.torch.jobs import SampleJob
 from trinity.synchronizer.channel import CheckpointChannel
 from trinity.utils.digest import weights_digest
 
@@ -213,6 +214,38 @@ async def test_closing_ends_what_runs(tmp_path):
     await closing
     with pytest.raises(ConnectionError, match="closed"):
         await task
+
+
+async def test_a_request_that_comes_while_the_engine_ends_fails_and_so_do_those_that_run(tmp_path):
+    engine = await ready(model_folder(tmp_path))
+    worker = engine._worker
+    await engine.pause()
+    running = asyncio.create_task(engine.sample(prompt(8), LONG))
+    while not (await engine.health())["waiting"]:
+        await asyncio.sleep(0)
+    late, was_done = [], asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end():
+        worker._is_closing = True
+        job = SampleJob(
+            [5],
+            SamplingParams(),
+            late.append,
+            stream_keys=[1],
+            max_tokens=1,
+            stop_ids=[],
+            is_usual=True,
+        )
+        worker._put(lambda: worker._submit(job))
+        loop.call_soon_threadsafe(was_done.set)
+
+    worker._put(end)
+    with pytest.raises(ConnectionError, match="closed"):
+        await asyncio.wait_for(running, 60)
+    await was_done.wait()
+    assert isinstance(late[0].error, ConnectionError)
+    await engine.close()
 
 
 async def test_repetition_penalty_lowers_seen_tokens(tmp_path):

@@ -219,7 +219,7 @@ class Worker:
     def _submit(self, job: Job) -> None:
         try:
             self.batcher_of(job).submit(job)
-        except ValueError as error:
+        except (ValueError, ConnectionError) as error:  # no such adapter, or the end has come
             job.error = error
             job.on_done(job)
 
