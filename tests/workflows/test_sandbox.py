@@ -1,4 +1,5 @@
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,20 @@ async def test_code_can_not_reach_out(code, tmp_path):
     assert not result.ok
     assert "secret\n" not in result.output and "the secret" not in result.output
     assert not target.exists() and secret.exists()
+
+
+async def test_code_begins_no_process_that_could_outlive_it():
+    code = (
+        "import os, _posixsubprocess as p\n"
+        "read, write = os.pipe()\n"
+        "def begun():\n    print('in a child', flush=True)\n    os._exit(0)\n"
+        "p.fork_exec([b'true'], [b'/bin/true'], True, (write,), None, None, -1, -1, -1,"
+        " -1, -1, -1, read, write, False, True, -1, None, None, None, -1, begun, False)"
+    )
+    result = await run_python(code)
+    assert "in a child" not in result.output and "Error" in result.output and not result.ok
+    threads = "import threading\nt = threading.Thread(target=print, args=['beside'])\nt.start()"
+    assert os.geteuid() or (await run_python(threads)).output == "beside"  # root's are not counted
 
 
 async def test_code_that_hangs_grows_or_babbles_is_ended():

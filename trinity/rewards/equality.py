@@ -11,9 +11,7 @@ from functools import lru_cache
 _MAX_LENGTH = 2000  # longer "answers" are no answers, and parsing them may take minutes
 _MAX_EXPRESSION = 300
 _MAX_DIGITS = 100
-_NUMBER = re.compile(
-    r"[-+]?(?=\.?\d)(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?"
-)
+_NUMBER = re.compile(r"[-+]?(?=\.?\d)(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _MIXED = re.compile(r"(-?)(\d+)\s*\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 _FINAL = re.compile(r"####\s*(.+)")
 _TAG = re.compile(r"</?[a-zA-Z]+>|\*\*")
