@@ -32,6 +32,16 @@ async def test_what_code_prints_and_how_it_fails():
         "import ctypes; ctypes.CDLL(None).system(b'touch {target}')",
         "import os; os.fork()",
         "import os; os.kill(os.getppid(), 9)",
+        "import os, signal; signal.pidfd_send_signal(os.pidfd_open(os.getpid()), 0)",
+        "import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 5)",
+        "import os; os.sched_setaffinity(os.getppid(), os.sched_getaffinity(0))",
+        "import os; os.mkfifo('{target}')",
+        "import os; os.chroot('.')",
+        "import importlib.machinery as m, importlib.util as u\n"
+        "path = u.find_spec('resource').origin\n"
+        "loader = m.ExtensionFileLoader('x.resource', path)\n"
+        "spec = m.ModuleSpec('x.resource', loader, origin=path)\n"
+        "u.module_from_spec(spec).prlimit(0, 7, (32, 32))",
         "import os; os.remove('{secret}')",
         "import os; print(os.listdir('/root'))",
         "import posix; posix.system('touch {target}')",

@@ -2,8 +2,9 @@
 
 The child has limits on memory, processor time, processes and file size, an empty environment and
 a folder of its own that is deleted. A filter in the kernel (Linux on x86-64 and arm64) refuses
-sockets, other programs and signals; an audit hook refuses those too, and foreign files. For code
-of a person who means harm, run the whole job in a container all the same.
+sockets, further processes, other programs, signals, and what changes other processes; an audit hook
+refuses those too, and foreign files. For code of a person who means harm, run the whole job in a
+container all the same.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ def make_guard(is_closed):
         "os.kill", "ctypes.", "pty.", "shutil.", "syslog.", "ftplib.", "smtplib.",
         "urllib.", "http.", "signal.pthread_kill", "cpython.run_", "os.chmod", "os.chown",
         "os.link", "os.symlink", "os.rename", "os.truncate", "os.chdir", "mmap.",
+        "os.setxattr", "os.removexattr", "resource.",
         "gc.get", "sys._current_frames", "sys.settrace", "sys.setprofile",
     )
     modules = {"pty", "resource"} | (set() if is_closed else {"_posixsubprocess"})
@@ -77,11 +79,21 @@ def make_guard(is_closed):
 
 def close_system_calls():
     import ctypes
+    both = (424, 434, 438)  # pidfd_send_signal, pidfd_open, pidfd_getfd
+    # socket, socketpair, (fork, vfork,) execve, execveat; kill, tkill, rt_sigqueueinfo, ptrace,
+    # process_vm_readv, process_vm_writev; setpriority, sched_setparam, sched_setscheduler,
+    # sched_setaffinity; (mknod,) mknodat, chroot, mount, umount2, pivot_root, unshare, setns,
+    # reboot
     arch, clone, numbers = {
-        "x86_64": (0xC000003E, 56, (41, 53, 57, 58, 59, 62, 101, 129, 322)),
-        "aarch64": (0xC00000B7, 220, (117, 129, 198, 199, 221, 281)),
+        "x86_64": (0xC000003E, 56, (
+            *both, 41, 53, 57, 58, 59, 322, 62, 200, 129, 101, 310, 311, 141, 142, 144, 203,
+            133, 259, 161, 165, 166, 155, 272, 308, 169,
+        )),
+        "aarch64": (0xC00000B7, 220, (
+            *both, 198, 199, 221, 281, 129, 130, 138, 117, 270, 271, 140, 118, 119, 122,
+            33, 51, 40, 39, 41, 97, 268, 142,
+        )),
     }.get(os.uname().machine, (0, 0, ()))
-    # socket, socketpair, fork, vfork, execve, kill, ptrace, rt_sigqueueinfo, execveat
     clone3, clone_thread = 435, 0x10000
     denied, absent, allowed = 0x00050001, 0x00050026, 0x7FFF0000  # EPERM; ENOSYS; go on
     steps = [(0x20, 0, 0, 4), (0x15, 0, len(numbers) + 5, arch), (0x20, 0, 0, 0)]
