@@ -70,6 +70,13 @@ def test_dynamic_sampling_wants_partly_right_groups():
     assert set(tasks_of(kept)) == {0}
 
 
+def test_what_has_no_score_is_not_wrong_to_dynamic_sampling():
+    exps = rewarded({0: [math.nan, 1, 1], 1: [None, 1], 2: [None, 0, 1], 3: [None]})
+    kept, metrics = operator("dapo_dynamic_sampling").process(exps)
+    assert set(tasks_of(kept)) == {2}
+    assert metrics == {"filtered_count": 6, "dropped_all_correct": 2, "dropped_all_wrong": 0}
+
+
 def test_cut_responses_are_masked():
     exps = group(2)
     exps[1].truncate_status = "response_truncated"
@@ -95,7 +102,7 @@ def test_rewards_are_shaped_step_by_step():
 
 def test_pass_rates_of_tasks():
     exps = []
-    for index, rewards in enumerate([[1, 1], [0, 1], [0, 0]]):
+    for index, rewards in enumerate([[1, 1, math.nan], [0, 1, None], [0, 0]]):
         place = {"taskset_id": index // 2, "index": 10 + index}
         exps += rewarded({index: rewards}, info={"task_index": place})
     _, metrics = operator("pass_rate_calculator").process(exps)

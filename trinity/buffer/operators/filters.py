@@ -66,12 +66,13 @@ class DapoDynamicSampling(ExperienceOperator):
         kept: list[Experience] = []
         right = wrong = 0
         for group in group_by(exps, "task").values():
-            num_correct = sum(map(self._is_correct, group))
-            if len(group) > 1 and 0 < num_correct < len(group):
+            scores = [score for e in group if (score := self._score(e)) is not None]
+            num_correct = sum(score > self.correct_threshold for score in scores)
+            if 0 < num_correct < len(scores):
                 kept += group
-            elif num_correct == len(group):
+            elif scores and num_correct == len(scores):
                 right += 1
-            elif num_correct == 0:
+            elif scores:
                 wrong += 1
         return _in_order(exps, kept), {
             "filtered_count": len(exps) - len(kept),
@@ -79,9 +80,10 @@ class DapoDynamicSampling(ExperienceOperator):
             "dropped_all_wrong": wrong,
         }
 
-    def _is_correct(self, experience: Experience) -> bool:
+    def _score(self, experience: Experience) -> float | None:
+        """None for one without a score: it is not wrong, and says nothing of its group."""
         score = experience.metrics.get(self.metric_key, experience.reward)
-        return score is not None and score > self.correct_threshold
+        return score if score is not None and math.isfinite(score) else None
 
 
 def _rewards(group: Iterable[Experience]) -> list[float]:

@@ -1,5 +1,6 @@
 """What share of a task's runs succeeded, for selectors with a curriculum."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,9 +21,10 @@ class PassRateCalculator(ExperienceOperator):
         rewards: dict[tuple[int, int], list[float]] = {}
         for experience in exps:
             place = experience.info.get("task_index")
-            if isinstance(place, Mapping) and experience.reward is not None:
+            reward = experience.reward
+            if isinstance(place, Mapping) and reward is not None and math.isfinite(reward):
                 key = int(place["taskset_id"]), int(place["index"])
-                rewards.setdefault(key, []).append(experience.reward)
+                rewards.setdefault(key, []).append(reward)
         found: dict[int, dict[str, list[float]]] = {}
         for (taskset_id, index), values in rewards.items():
             seen = found.setdefault(taskset_id, {"indices": [], "values": []})
