@@ -37,6 +37,18 @@ async def test_an_explorer_ends_soon_after_a_trainer_that_has_made_all_its_steps
     assert evaluated == [0, 3]
 
 
+async def test_experiences_that_end_before_the_last_step_are_told_of(tmp_path: Path) -> None:
+    running = parts(JobFolder(tmp_path), STYLES["fixed"], False, {})
+    assert running.trainer is not None
+    running.total_steps, running.trainer.step = 5, 3
+    assert (running.shortfall() or "").startswith("The experiences ended after step 3 of 5: ")
+    running.trainer.step = 5
+    assert running.shortfall() is None
+    running.trainer.step = 3
+    running.stop()
+    assert running.shortfall() is None
+
+
 @pytest.mark.parametrize("trains", [True, False])
 async def test_a_run_that_is_stopped_while_it_starts_evaluates_nothing(
     trains: bool, tmp_path: Path

@@ -81,6 +81,16 @@ class Parts:
         if self.trainer is not None:
             self.trainer.stop()
 
+    def shortfall(self) -> str | None:
+        """What is said where the experiences ended before the trainer's last step; None else."""
+        step = self.trainer.step if self.trainer is not None else None
+        if self._is_stopping or step is None or step >= (self.total_steps or 0):
+            return None
+        return (
+            f"The experiences ended after step {step} of {self.total_steps}: fewer came than that "
+            "many steps need."
+        )
+
     async def close(self) -> None:
         """End all processes of the stage."""
         waits = [(self.buffers.close(), "the buffers")]

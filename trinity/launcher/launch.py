@@ -293,6 +293,8 @@ class Job:
                 self.observe(parts),
             ):
                 await parts.run(resume)
+                if short := parts.shortfall():
+                    self.screen.say(short, "yellow")
         finally:
             recorder.end()
             self.screen.end_stage()
