@@ -10,14 +10,18 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from sqlalchemy import text
 
 from tests.ports import free_port
 from trinity.common.schema.database import Database
+
+Server = TypeVar("Server", "PostgresServer", "MariaServer")
 
 URL_ENV = "TRINITY_TEST_POSTGRES_URL"  # a server that runs already, as in .ci/run
 _WAIT = ("-w", "-t", "600")  # for its start or end
@@ -74,20 +78,27 @@ def _binaries() -> Path | None:
     return Path(installed[-1]).parent if installed else None
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    pytest.importorskip("psycopg")
-    binaries = _binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL is not installed (apt-get install postgresql)")
-    folder = Path(tempfile.mkdtemp(prefix="trinity_postgres_"))
-    server = PostgresServer(binaries, folder)
+@contextlib.contextmanager
+def _running(make: Callable[[Path], Server], name: str) -> Iterator[Server]:
+    """A server in a folder of its own, both gone at the end."""
+    folder = Path(tempfile.mkdtemp(prefix=f"trinity_{name}_"))
+    server = make(folder)
     server.start()
     try:
         yield server
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    pytest.importorskip("psycopg")
+    binaries = _binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed (apt-get install postgresql)")
+    with _running(partial(PostgresServer, binaries), "postgres") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -137,14 +148,8 @@ def mariadb() -> Iterator[MariaServer]:
     program = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("MariaDB is not installed (apt-get install mariadb-server)")
-    folder = Path(tempfile.mkdtemp(prefix="trinity_mariadb_"))
-    server = MariaServer(program, folder)
-    server.start()
-    try:
+    with _running(partial(MariaServer, program), "mariadb") as server:
         yield server
-    finally:
-        server.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["postgres", "mariadb"])

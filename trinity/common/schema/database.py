@@ -42,7 +42,7 @@ def database_url(path: str) -> str:
     scheme, _, rest = path.partition("://")
     if scheme in ("postgres", "postgresql") and find_spec("psycopg2") is None:
         scheme = "postgresql+psycopg"  # the default of SQLAlchemy below 2.1 is psycopg2
-    if scheme in ("mysql", "mariadb"):
+    if scheme in _MYSQL:
         scheme += "+pymysql"
     return f"{scheme}://{rest}"
 
